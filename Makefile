@@ -1,0 +1,54 @@
+# tare: out-of-tree build in build/. `make` builds build/tare; `make check` runs every test.
+# Folders under src/kern/cpu get instruction-set flags of their own; everything else is x86-64-v2.
+BUILD   ?= build
+CC      ?= gcc
+PKGS     = libcjson libmicrohttpd libpcre2-8 libutf8proc libxxhash sqlite3 libcrypto
+WARN     = -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wstrict-prototypes \
+           -Wmissing-prototypes -Wvla -Werror
+SAN     ?=
+OPT     ?= -O2 -g
+PKGFLAGS := $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
+PKGLIBS  := $(shell pkg-config --libs $(PKGS) 2>/dev/null)
+CFLAGS   = -std=c11 -D_GNU_SOURCE -Isrc -march=x86-64-v2 -ffp-contract=off -pthread $(WARN) $(OPT) $(SAN) $(PKGFLAGS)
+LDFLAGS  = -pthread $(SAN)
+LDLIBS   = $(PKGLIBS) -lm -ldl
+
+SRCS := $(sort $(shell find src -name '*.c'))
+OBJS := $(SRCS:src/%.c=$(BUILD)/obj/%.o)
+LIB  := $(BUILD)/libtare.a
+UNIT := $(sort $(wildcard tests/unit/test_*.c) $(wildcard tests/diff/test_*.c) $(wildcard tests/torture/test_*.c))
+UNIT_BIN := $(patsubst tests/%.c,$(BUILD)/tests/%,$(UNIT))
+
+ISA_avx2   = -mavx2 -mfma -mf16c -mbmi2
+ISA_avx512 = -mavx2 -mfma -mf16c -mbmi2 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vbmi -mavx512vnni
+ISA_amx    = $(ISA_avx512) -mavx512bf16 -mamx-tile -mamx-int8 -mamx-bf16
+isa = $(if $(findstring kern/cpu/avx2/,$1),$(ISA_avx2))$(if $(findstring kern/cpu/avx512/,$1),$(ISA_avx512))$(if $(findstring kern/cpu/amx/,$1),$(ISA_amx))
+
+.PHONY: all lib tests check demo clean
+all: $(BUILD)/tare
+lib: $(LIB)
+
+$(BUILD)/tare: $(BUILD)/obj/cli/main.o $(LIB)
+	@echo "  LINK  $@"
+	@$(CC) $(LDFLAGS) -o $@ $< $(LIB) $(LDLIBS)
+
+$(LIB): $(filter-out $(BUILD)/obj/cli/main.o,$(OBJS))
+	@echo "  AR    $@"
+	@rm -f $@ && ar rcs $@ $^
+
+$(BUILD)/obj/%.o: src/%.c Makefile
+	@mkdir -p $(@D)
+	@echo "  CC    $<"
+	@$(CC) $(CFLAGS) $(call isa,$<) -MMD -MP -c -o $@ $<
+
+$(BUILD)/tests/%: tests/%.c $(LIB) tests/unit/check.h
+	@mkdir -p $(@D)
+	@echo "  TEST  $@"
+	@$(CC) $(CFLAGS) -Itests/unit -MMD -MP -MF $@.d -o $@ $< $(LIB) $(LDFLAGS) $(LDLIBS) -lcmocka
+
+tests: $(UNIT_BIN)
+
+clean:
+	rm -rf $(BUILD)
+
+-include $(OBJS:.o=.d) $(UNIT_BIN:=.d)

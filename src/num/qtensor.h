@@ -1,0 +1,78 @@
+/* The canonical quantized tensor: what every dialect loads into and every kernel prepares from.
+ *
+ *   W[e][n][k] = (code(e,n,k) - zero(e,s)) * scale(e,s) * global(n) [* 1/pre_scale[k] is NOT applied]
+ *
+ * codes      [E*N] rows of row_bytes bytes; each row is an LSB-first bit stream of K codes of
+ *            num_infos[code].bits bits (element k at bit bits*k), rows padded to whole bytes. Integer
+ *            codes are two's complement of that width (int4 q=-8..7). F32/F16/BF16 rows are plain.
+ * scales     grid [E*scale_rows, scale_cols] of scale_type, row major; scale index of (n,k) is
+ *            (n / block_n, group(k)) with group(k) = g_idx ? g_idx[k] : k / block_k.
+ *            NULL = all ones (plain float tensor). Multipliers, always.
+ * zeros      same grid, zero_type NUM_I8.. (signed integer in the domain of the codes), or F16/F32
+ *            (float zero points); NULL = 0. Subtracted before scaling.
+ * global     second-level multiplier (NVFP4: 1/weight_global_scale), one per row range:
+ *            n_global entries, entry i covers rows [global_row[i], global_row[i+1]) of each expert.
+ * table      16 (or 256) values when the code is a table index (NF4); else NULL.
+ * g_idx      [K] group of column k (act-order); NULL = k / block_k.
+ * pre_scale  [K] the activation is multiplied by this before use (AWQ/SmoothQuant exports); NULL = none.
+ * input_scale/input_zero/input_global: static activation quantization; 0 = none.
+ *
+ * Pointers may borrow (mapped file) or be owned: `owned` lists heap blocks freed by qtensor_free. */
+#ifndef NUM_QTENSOR_H
+#define NUM_QTENSOR_H
+#include "num/qspec.h"
+
+#define QT_MAX_GLOBAL 4
+#define QT_MAX_OWNED  8
+
+typedef struct qtensor {
+    qspec spec;
+    num_dtype code;
+    int64_t E, N, K;
+    const uint8_t *codes;
+    size_t row_bytes;
+    num_dtype scale_type;
+    const void *scales;
+    int64_t scale_rows, scale_cols;
+    int64_t block_n, block_k;
+    num_dtype zero_type;
+    const void *zeros;
+    int n_global;
+    int64_t global_row[QT_MAX_GLOBAL + 1];
+    float global[QT_MAX_GLOBAL];
+    const float *table;
+    const int32_t *g_idx;
+    const float *pre_scale;
+    float input_scale, input_zero, input_global;
+    void *owned[QT_MAX_OWNED];
+    int n_owned;
+} qtensor;
+
+void qtensor_free(qtensor *q);
+/* A plain float tensor [N,K] that borrows `data`. */
+void qtensor_plain(qtensor *q, num_dtype t, int64_t N, int64_t K, const void *data);
+/* Allocates codes (zeroed), scales and zeros for spec.w and shape [E,N,K]; sets every grid field.
+ * Q_GROUP with K % group != 0: the last group is short (scale_cols = ceil). */
+int qtensor_alloc(qtensor *q, const qspec *spec, num_dtype scale_type, int64_t E, int64_t N, int64_t K,
+                  err *e);
+/* Checks every invariant above (sizes, ranges of g_idx, finite non-NaN scales); names `name`. */
+int qtensor_check(const qtensor *q, const char *name, err *e);
+
+int32_t qtensor_code(const qtensor *q, int64_t row, int64_t k);   /* integer code, sign extended */
+float qtensor_scale(const qtensor *q, int64_t row, int64_t k);    /* scale*global */
+float qtensor_zero(const qtensor *q, int64_t row, int64_t k);
+/* out[K] = dequantized row (0 <= row < E*N), all in fp32: (code - zero) * scale, then * global. */
+void qtensor_decode_row(const qtensor *q, int64_t row, float *out);
+/* Same, rounded after each step to `t` as the checkpoint library does ((q - zp) cast to t, times
+ * scale in t): for comparison with dequantizers that work in bf16/f16. t = NUM_F32 is decode_row. */
+void qtensor_decode_row_as(const qtensor *q, int64_t row, num_dtype t, float *out);
+
+/* Views that borrow: rows [n0,n1) (axis 'N'), columns [k0,k1) (axis 'K', at group borders; codes
+ * must fall on byte borders), expert (axis 'E'). Errors say which alignment is needed. */
+int qtensor_slice(const qtensor *q, char axis, int64_t lo, int64_t hi, qtensor *out, err *e);
+
+typedef struct qbytes {
+    uint64_t codes, scales, zeros, unquantized, padding, total;
+} qbytes;
+void qtensor_bytes(const qtensor *q, qbytes *add);   /* adds into *add */
+#endif

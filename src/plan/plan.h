@@ -1,0 +1,31 @@
+/* Pure arithmetic: what a model needs in memory under a scheme, before anything is loaded. */
+#ifndef PLAN_PLAN_H
+#define PLAN_PLAN_H
+#include "ckpt/ckpt.h"
+#include "kv/kv.h"
+#include "model/arch.h"
+#include "quant/quant.h"
+
+typedef struct plan_in {
+    const ckpt_config *cfg;
+    const quant_ckpt *q;        /* exact bytes of what is stored; NULL = by config only */
+    const qspec *scheme;        /* NULL = as stored */
+    kern_kv_type kv;
+    kern_act act;
+    uint32_t features;
+    int threads;
+    int64_t context, concurrency, chunk_tokens;
+    int page_tokens;
+} plan_in;
+typedef struct plan_out {
+    qbytes weights;             /* bytes on disk by kind */
+    uint64_t resident_weights;  /* prepared for this machine + embeddings, norms */
+    uint64_t kv_token, kv_scales_token, kv_total;
+    uint64_t workspace;
+    uint64_t total;
+    char refused[256];          /* why the scheme cannot be used for this model; "" = can */
+} plan_out;
+int plan_compute(const plan_in *in, plan_out *out, err *e);
+/* KV pages so that weights + kv + workspace stay inside the budget; 0 = does not fit. */
+int64_t plan_kv_pages(uint64_t budget, uint64_t fixed, uint64_t page_bytes, int64_t want_pages);
+#endif

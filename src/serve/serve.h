@@ -1,0 +1,16 @@
+/* OpenAI-compatible HTTP server over one engine. */
+#ifndef SERVE_SERVE_H
+#define SERVE_SERVE_H
+#include "engine/engine.h"
+typedef struct serve_opts {
+    const char *host;                 /* "127.0.0.1" */
+    int port;                         /* 8000; 0 = any free port, printed */
+    const char *const *names; int n_names;    /* --served-model-name; default = model path as given */
+    const char *api_key;              /* NULL = open */
+    double drain_seconds;             /* SIGTERM: running requests may finish, default 30 */
+    int64_t max_body_bytes;           /* default 64 MiB */
+} serve_opts;
+/* Runs until SIGTERM/SIGINT; then refuses new requests, drains, returns 0. A second signal stops at
+ * once. The port taken is ERR_IO that names it. */
+int serve_run(engine *en, const serve_opts *o, err *e);
+#endif
