@@ -1,0 +1,78 @@
+/* tare: parse, call one command, report. The only place that turns errors into an exit status. */
+#include "cli/options.h"
+#include "base/log.h"
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+int cmd_help(const opts *o, err *e)
+{
+    buf b = {0};
+    const command *c = NULL;
+    for (int i = 0; o->n_args && i < CMDI_COUNT; i++)
+        if (!strcmp(commands[i].name, o->args[0])) c = &commands[i];
+    if (o->n_args && !c)
+        return err_set(e, ERR_USAGE, "no command '%s'; `tare help` lists them", o->args[0]);
+    opts_help(c, &b);
+    cli_print(&b);
+    buf_free(&b);
+    return 0;
+}
+
+int cmd_completions(const opts *o, err *e)
+{
+    buf b = {0};
+    const char *shell = o->n_args ? o->args[0] : "";
+    if (!strcmp(shell, "markdown"))
+        opts_markdown(&b);
+    else if (!strcmp(shell, "bash") || !strcmp(shell, "zsh") || !strcmp(shell, "fish"))
+        opts_completions(shell, &b);
+    else
+        return err_set(
+            e, ERR_USAGE,
+            "`tare completions` takes bash, zsh or fish (or markdown: the option reference)");
+    cli_print(&b);
+    buf_free(&b);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    err e = {0};
+    opts o;
+    signal(SIGPIPE, SIG_IGN);
+    int rc = opts_parse(&o, argc, argv, &e);
+    if (rc == 0 && o.v[OPT_help].given) {
+        buf b = {0};
+        opts_help(o.cmd == CMDI_help ? NULL : &commands[o.cmd], &b);
+        cli_print(&b);
+        buf_free(&b);
+    } else if (rc == 0) {
+        if (o.v[OPT_quiet].given) log_set_level(LOG_WARN);
+        if (o.v[OPT_verbose].given) log_set_level(LOG_DEBUG);
+        rc = commands[o.cmd].run(&o, &e);
+        if (fflush(stdout) || ferror(stdout))
+            rc = err_set(&e, ERR_IO, "standard output: write failed");
+    }
+    if (rc < 0) {
+        fprintf(stderr, "tare: error: %s\n", e.msg);
+        if (argc >= 2 && o.v[OPT_json].given) {
+            buf b = {0};
+            jw w;
+            jw_init(&w, &b, 0);
+            jw_obj(&w);
+            jw_key(&w, "error");
+            jw_obj(&w);
+            jw_kstr(&w, "code", err_name(e.code));
+            jw_kstr(&w, "message", e.msg);
+            jw_end_obj(&w);
+            jw_end_obj(&w);
+            buf_putc(&b, '\n');
+            cli_print(&b);
+            buf_free(&b);
+        }
+        rc = rc == -ERR_USAGE ? 2 : rc == -ERR_NOTCOMPARABLE ? 12 : 1;
+    }
+    opts_free(&o);
+    return rc;
+}
