@@ -52,3 +52,56 @@ clean:
 	rm -rf $(BUILD)
 
 -include $(OBJS:.o=.d) $(UNIT_BIN:=.d)
+
+# ---- tests, demonstration, sanitizers, installation ---------------------------------------------
+JOBS ?= $(shell nproc)
+.PHONY: asan ubsan tsan fuzz bench cuda install eval golden docs format
+check:
+	@$(MAKE) --no-print-directory -j$(JOBS) all tests
+	@tools/run_tests.sh $(BUILD)
+
+demo:
+	@$(MAKE) --no-print-directory -j$(JOBS) all
+	@tools/demo.sh $(BUILD)
+
+# The unit programs once more under each sanitizer, in a build folder of their own.
+asan ubsan tsan:
+	@$(MAKE) --no-print-directory -j$(JOBS) BUILD=build/$@ OPT="-O1 -g" SAN="$(SAN_$@)" all tests
+	@tools/run_unit.sh build/$@
+SAN_asan  = -fsanitize=address -fno-omit-frame-pointer
+SAN_ubsan = -fsanitize=undefined -fno-sanitize-recover=undefined
+SAN_tsan  = -fsanitize=thread
+
+bench: $(patsubst bench/%.c,$(BUILD)/bench/%,$(wildcard bench/*.c))
+	@for b in $^; do echo "== $$b"; $$b || exit 1; done
+$(BUILD)/bench/%: bench/%.c $(LIB)
+	@mkdir -p $(@D)
+	@$(CC) $(CFLAGS) -o $@ $< $(LIB) $(LDFLAGS) $(LDLIBS)
+
+# libFuzzer targets (clang); FUZZ_SECONDS each.
+FUZZ_SECONDS ?= 60
+fuzz:
+	@tools/fuzz.sh $(FUZZ_SECONDS)
+
+cuda:
+	@echo "cuda: the CUDA backend is not part of this tree yet"
+
+eval: all
+	@tools/eval_full.sh $(BUILD)
+golden:
+	@tools/golden.sh $(BUILD)
+docs: all
+	@$(BUILD)/tare completions markdown > docs/OPTIONS.md
+	@python3 tools/gen_docs.py
+format:
+	@clang-format -i $$(find src tests bench -name '*.c' -o -name '*.h')
+
+PREFIX ?= /usr/local
+DESTDIR ?=
+install: all
+	install -D -m 755 $(BUILD)/tare $(DESTDIR)$(PREFIX)/bin/tare
+	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions $(DESTDIR)$(PREFIX)/share/zsh/vendor-completions \
+	    $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
+	$(BUILD)/tare completions bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/tare
+	$(BUILD)/tare completions zsh > $(DESTDIR)$(PREFIX)/share/zsh/vendor-completions/_tare
+	$(BUILD)/tare completions fish > $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/tare.fish
