@@ -171,7 +171,7 @@ int cmd_compare(const opts *o, err *e)
     engine_opts base, cand;
     eval_opts ev;
     compare_result r = {0};
-    buf b = {0};
+    buf b = {0}, js = {0};
     if (o->n_args != 2)
         return err_set(e, ERR_USAGE,
                        "two models are compared: `tare compare BASE CANDIDATE`; %d given",
@@ -183,18 +183,17 @@ int cmd_compare(const opts *o, err *e)
     if (!o->base[OPT_threads].given) base.threads = cand.threads;
     if (!o->base[OPT_cpu_features].given) base.cpu_features = cand.cpu_features;
     TRY(compare_run(&base, &cand, &ev, &r, e));
-    if (o->v[OPT_json].given) {
-        jw w;
-        jw_init(&w, &b, 0);
-        compare_json(&r, &w);
-        buf_putc(&b, '\n');
-    } else {
-        compare_print(&r, &b);
-    }
-    cli_print(&b);
+    jw w;
+    jw_init(&w, &js, 0);
+    compare_json(&r, &w);
+    buf_putc(&js, '\n');
+    if (o->v[OPT_report].given) TRY(file_write_atomic(o->v[OPT_report].s, js.data, js.len, e));
+    if (!o->v[OPT_json].given) compare_print(&r, &b);
+    cli_print(o->v[OPT_json].given ? &js : &b);
     rc = (int)r.v;
 out:
     compare_free(&r);
     buf_free(&b);
+    buf_free(&js);
     return rc;
 }
