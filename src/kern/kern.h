@@ -75,20 +75,25 @@ size_t kern_linear_predict_bytes(uint32_t features, const qspec *s, num_dtype pl
 int kern_reserve(kern_dev *d, int64_t max_rows, int64_t max_k, int64_t max_n, err *e);
 size_t kern_reserve_bytes(int64_t max_rows, int64_t max_k, int64_t max_n, int threads);
 
+/* What the prepared bytes of a weight depend on. */
+typedef struct kern_wshape {
+    qaxis w;
+    num_dtype code, scale, zero;   /* stored types; NUM_NONE = no scales, no zero points */
+    int64_t N, K;
+} kern_wshape;
+
 /* Rows of the linear list, for tests, SUPPORT.md and bench. */
-struct kern_shard;          /* a prepared shard: kern/linear.h */
+struct kern__act_plan;      /* what becomes of the input: kern/linear.h */
+struct kern__part;          /* one thread's share of a product: kern/linear.h */
 typedef struct kern_linear_row {
     const char *name;        /* "avx512vnni-w4a8" */
     const char *layout;      /* rows with equal layout text share prepared memory */
     uint32_t needs;          /* CPU_* bits */
-    const char *(*refuse)(const kern_linear_desc *d, int shard, int bucket);   /* NULL = accept */
-    size_t (*prepared_bytes)(const qspec *s, num_dtype code, int64_t N, int64_t K);
-    int (*prepare)(const qtensor *q, void *dst, err *e);
-    void (*unpack)(const void *prep, const qspec *s, int64_t N, int64_t K, float *out);
-    /* y[M,N] += nothing: overwrites. Runs on the whole team. */
-    void (*run)(kern_dev *d, const struct kern_shard *s, const float *x, int64_t ldx, int64_t M, float *y,
-                int64_t ldy);
-    void (*act_text)(const kern_linear_desc *d, int shard, char out[48]);
+    /* NULL = accept. Reads only the shapes and types of the qtensor, never its data. */
+    const char *(*refuse)(const kern_linear_desc *d, int shard, int bucket);
+    void (*plan)(const kern_linear_desc *d, int shard, int bucket, struct kern__act_plan *out);
+    /* Writes columns of panels [lo,hi) (16 rows of W each) for all rows of X. */
+    void (*part)(const struct kern__part *p, int64_t panel_lo, int64_t panel_hi);
 } kern_linear_row;
 extern const kern_linear_row *const kern_linear_rows[];
 extern const int kern_n_linear_rows;

@@ -1,0 +1,5 @@
+/* The linear list in order of preference; the plain C twin is last. */
+#include "kern/linear.h"
+
+const kern_linear_row *const kern_linear_rows[] = {&kern__row_ref};
+const int kern_n_linear_rows = (int)(sizeof kern_linear_rows / sizeof *kern_linear_rows);
