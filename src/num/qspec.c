@@ -1,221 +1,282 @@
-/* The scheme grammar, the presets, and their canonical text. */
+/* The scheme grammar. A scheme is words between white space: at most one preset, first, then axes
+ * "w:…", "a:…", "kv:…"; an axis is an element name and details between commas.
+ *
+ * What an element allows is data: `elements` has one row per name and axis, with the scale
+ * granularities it takes, its default and its fixed group. Canonical text is made from the same
+ * facts, so that qspec_format and qspec_parse are inverse to each other. Refused, with the word and
+ * the list of what would do: unknown names, a granularity that the axis does not have, a detail
+ * given twice or without meaning (asym floats, act-order without groups), sizes out of range. */
 #include "num/qspec.h"
-#include <ctype.h>
 #include <stdio.h>
 #include <string.h>
 
+enum { MAX_GROUP = 1 << 20, MAX_WORD = 128 };
+
 const qpreset qspec_presets[] = {
-    {"fp8", "w:fp8_e4m3,channel a:fp8_e4m3,token",
-     "FP8 weights by channel, activations by token; near-lossless, no calibration"},
-    {"fp8-tensor", "w:fp8_e4m3,tensor a:fp8_e4m3,token", "FP8 with one scale a matrix"},
-    {"fp8-block", "w:fp8_e4m3,block128x128 a:fp8_e4m3,group128",
-     "FP8 in 128x128 blocks, as DeepSeek"},
-    {"fp8-w8a16", "w:fp8_e4m3,channel", "FP8 weights only"},
-    {"int8", "w:int8,channel a:int8,token", "INT8 weights by channel, activations by token"},
-    {"int8-w8a16", "w:int8,channel", "INT8 weights only"},
-    {"int4", "w:int4,g128", "4-bit weights in groups of 128"},
-    {"int4-asym", "w:int4,g128,asym", "4-bit weights with zero points"},
-    {"int3", "w:int3,g128", "3-bit weights in groups of 128; expect a loss"},
-    {"int2", "w:int2,g64", "2-bit weights in groups of 64; expect a large loss"},
-    {"nvfp4", "w:nvfp4,g16",
-     "FP4 with E4M3 scales on 16 values and one global scale, weights only"},
-    {"mxfp4", "w:mxfp4,g32", "FP4 with power-of-two scales on 32 values, weights only"},
+    {"fp8", "w:fp8_e4m3,channel a:fp8_e4m3,token", "8-bit float weights and activations"},
+    {"fp8-tensor", "w:fp8_e4m3,tensor a:fp8_e4m3,token", "as fp8, one weight scale per tensor"},
+    {"fp8-block", "w:fp8_e4m3,block128x128 a:fp8_e4m3,group128", "as fp8, scales of 128x128 tiles"},
+    {"fp8-w8a16", "w:fp8_e4m3,channel", "8-bit float weights, 16-bit activations"},
+    {"int8", "w:int8,channel a:int8,token", "8-bit integer weights and activations"},
+    {"int8-w8a16", "w:int8,channel", "8-bit integer weights, 16-bit activations"},
+    {"int4", "w:int4,g128", "4-bit integer weights, groups of 128"},
+    {"int4-asym", "w:int4,g128,asym", "as int4, with zero points"},
+    {"int3", "w:int3,g128", "3-bit integer weights, groups of 128"},
+    {"int2", "w:int2,g64", "2-bit integer weights, groups of 64"},
+    {"nvfp4", "w:nvfp4,g16", "4-bit float weights, FP8 scales of 16 and a global one"},
+    {"mxfp4", "w:mxfp4,g32", "4-bit float weights, power-of-two scales of 32"},
 };
 const int qspec_n_presets = sizeof qspec_presets / sizeof *qspec_presets;
 
-bool qaxis_quantized(const qaxis *a)
+/* ---- what each axis allows ---------------------------------------------------------------------
+ */
+
+#define G(gran) (1u << (gran))
+typedef struct element {
+    const char *axes, *name;
+    num_dtype type;
+    uint32_t grans;   /* G(…) allowed */
+    qgran gran;       /* default */
+    int32_t group;    /* default group */
+    bool fixed_group; /* no other group allowed */
+    qscale scale;
+} element;
+
+#define W_FLOAT G(Q_TENSOR) | G(Q_CHANNEL) | G(Q_GROUP) | G(Q_BLOCK)
+#define W_INT   G(Q_TENSOR) | G(Q_CHANNEL) | G(Q_GROUP)
+#define A_ANY   G(Q_TENSOR) | G(Q_TOKEN) | G(Q_GROUP)
+static const element elements[] = {
+    {"wak", "bf16", NUM_BF16, G(Q_NONE), Q_NONE, 0, false, QS_FLOAT},
+    {"wak", "f16", NUM_F16, G(Q_NONE), Q_NONE, 0, false, QS_FLOAT},
+    {"wak", "f32", NUM_F32, G(Q_NONE), Q_NONE, 0, false, QS_FLOAT},
+    {"w", "fp8_e4m3", NUM_F8_E4M3, W_FLOAT, Q_CHANNEL, 128, false, QS_FLOAT},
+    {"w", "fp8_e5m2", NUM_F8_E5M2, W_FLOAT, Q_CHANNEL, 128, false, QS_FLOAT},
+    {"w", "int8", NUM_I8, W_INT | G(Q_BLOCK), Q_CHANNEL, 128, false, QS_FLOAT},
+    {"w", "int7", NUM_I7, W_INT, Q_GROUP, 128, false, QS_FLOAT},
+    {"w", "int6", NUM_I6, W_INT, Q_GROUP, 128, false, QS_FLOAT},
+    {"w", "int5", NUM_I5, W_INT, Q_GROUP, 128, false, QS_FLOAT},
+    {"w", "int4", NUM_I4, W_INT, Q_GROUP, 128, false, QS_FLOAT},
+    {"w", "int3", NUM_I3, W_INT, Q_GROUP, 128, false, QS_FLOAT},
+    {"w", "int2", NUM_I2, W_INT, Q_GROUP, 64, false, QS_FLOAT},
+    {"w", "nf4", NUM_NF4, G(Q_GROUP), Q_GROUP, 64, false, QS_FLOAT},
+    {"wa", "nvfp4", NUM_F4_E2M1, G(Q_GROUP), Q_GROUP, 16, true, QS_NVFP4},
+    {"wa", "mxfp4", NUM_F4_E2M1, G(Q_GROUP), Q_GROUP, 32, true, QS_MX},
+    {"wa", "mxfp8", NUM_F8_E4M3, G(Q_GROUP), Q_GROUP, 32, true, QS_MX},
+    {"a", "fp8_e4m3", NUM_F8_E4M3, A_ANY, Q_TOKEN, 128, false, QS_FLOAT},
+    {"a", "int8", NUM_I8, A_ANY, Q_TOKEN, 128, false, QS_FLOAT},
+    {"k", "fp8_e4m3", NUM_F8_E4M3, G(Q_TENSOR) | G(Q_HEAD), Q_TENSOR, 0, false, QS_FLOAT},
+    {"k", "fp8_e5m2", NUM_F8_E5M2, G(Q_TENSOR) | G(Q_HEAD), Q_TENSOR, 0, false, QS_FLOAT},
+    {"k", "int8", NUM_I8, G(Q_TOKEN_HEAD), Q_TOKEN_HEAD, 0, false, QS_FLOAT},
+    {"k", "fp4", NUM_F4_E2M1, G(Q_GROUP), Q_GROUP, 16, true, QS_FLOAT},
+};
+enum { N_ELEMENTS = sizeof elements / sizeof *elements };
+
+static const struct {
+    const char *word;
+    qgran gran;
+} gran_words[] = {{"tensor", Q_TENSOR},
+                  {"channel", Q_CHANNEL},
+                  {"token", Q_TOKEN},
+                  {"head", Q_HEAD},
+                  {"token_head", Q_TOKEN_HEAD}};
+enum { N_GRAN_WORDS = sizeof gran_words / sizeof *gran_words };
+
+static const char *axis_name(char axis)
 {
-    return a->gran != Q_NONE || (a->type != NUM_BF16 && a->type != NUM_F16 && a->type != NUM_F32);
+    return axis == 'k' ? "kv" : axis == 'a' ? "a" : "w";
 }
 
-bool qaxis_equal(const qaxis *a, const qaxis *b)
+static bool is(const char *word, const char *s, size_t n)
 {
-    return a->type == b->type && a->gran == b->gran && a->group == b->group &&
-           a->block_n == b->block_n && a->block_k == b->block_k && a->asym == b->asym &&
-           a->actorder == b->actorder && a->dynamic == b->dynamic && a->scale == b->scale;
+    return strlen(word) == n && !memcmp(word, s, n);
 }
 
-typedef struct word {
-    const char *s;
-    size_t n;
-} word;
-
-static bool is(word w, const char *text)
+/* By its own name first ("mxfp8" is also an fp8_e4m3), then by the aliases of the element type. */
+static const element *find_element(char axis, const char *s, size_t n)
 {
-    return strlen(text) == w.n && !memcmp(w.s, text, w.n);
+    for (int i = 0; i < N_ELEMENTS; i++)
+        if (strchr(elements[i].axes, axis) && is(elements[i].name, s, n)) return &elements[i];
+    num_dtype t = num_by_name(s, n);
+    for (int i = 0; t != NUM_NONE && i < N_ELEMENTS; i++)
+        if (strchr(elements[i].axes, axis) && elements[i].type == t &&
+            is(elements[i].name, num_infos[t].name, strlen(num_infos[t].name)))
+            return &elements[i];
+    return NULL;
 }
 
-/* Digits after `prefix`: "g128" with "g". */
-static bool number_after(word w, const char *prefix, int32_t *out)
+static int unknown_element(char axis, const char *s, size_t n, err *e)
 {
-    size_t k = strlen(prefix);
-    if (w.n <= k || w.n > k + 7 || memcmp(w.s, prefix, k)) return false;
+    buf list = {0};
+    for (int i = 0; i < N_ELEMENTS; i++)
+        if (strchr(elements[i].axes, axis))
+            buf_printf(&list, "%s%s", list.len ? ", " : "", elements[i].name);
+    int rc = err_set(e, ERR_USAGE, "%s: unknown element type '%.*s'; use one of %s",
+                     axis_name(axis), (int)(n > 40 ? 40 : n), s, list.data);
+    buf_free(&list);
+    return rc;
+}
+
+/* The details that this element takes on this axis, for messages. */
+static void list_details(const element *el, char axis, buf *out)
+{
+    for (int i = 0; i < N_GRAN_WORDS; i++)
+        if (el->grans & G(gran_words[i].gran)) buf_printf(out, ", %s", gran_words[i].word);
+    if (el->grans & G(Q_GROUP)) {
+        if (el->fixed_group)
+            buf_printf(out, ", g%d", el->group);
+        else
+            buf_printf(out, ", %s%d (or another size)", axis == 'a' ? "group" : "g", el->group);
+    }
+    if (el->grans & G(Q_BLOCK)) buf_puts(out, ", block128x128 (or another size)");
+    bool integer = num_infos[el->type].kind == 'I';
+    if (integer && axis != 'k') buf_puts(out, ", asym");
+    if (integer && axis == 'w') buf_puts(out, ", actorder");
+    if (axis == 'a' && el->gran == Q_TOKEN) buf_puts(out, ", dynamic, static");
+}
+
+static int unknown_detail(const element *el, char axis, const char *s, size_t n, err *e)
+{
+    buf list = {0};
+    list_details(el, axis, &list);
+    int rc = err_set(e, ERR_USAGE, "%s:%s: unknown or unsuitable detail '%.*s'; %s%s",
+                     axis_name(axis), el->name, (int)(n > 40 ? 40 : n), s,
+                     list.len ? "use " : "it takes none", list.len ? list.data + 2 : "");
+    buf_free(&list);
+    return rc;
+}
+
+/* ---- one axis ----------------------------------------------------------------------------------
+ */
+
+/* Decimal number of at most MAX_GROUP at s[*i]; moves *i. 0 = none or out of range. */
+static int32_t number(const char *s, size_t n, size_t *i)
+{
     int32_t v = 0;
-    for (size_t i = k; i < w.n; i++) {
-        if (!isdigit((unsigned char)w.s[i])) return false;
-        v = v * 10 + (w.s[i] - '0');
+    if (*i < n && s[*i] == '0') return 0;
+    for (; *i < n && s[*i] >= '0' && s[*i] <= '9'; ++*i) {
+        v = v * 10 + (s[*i] - '0');
+        if (v > MAX_GROUP) return 0;
     }
-    *out = v;
-    return v > 0;
+    return v;
 }
 
-static bool block_word(word w, int32_t *bn, int32_t *bk)
+/* "g128", "group128", "b64" (the block word of bitsandbytes, nf4 only). 0 = not such a word. */
+static int32_t group_word(const element *el, const char *s, size_t n)
 {
-    if (w.n < 8 || memcmp(w.s, "block", 5)) return false;
-    size_t x = 5;
-    while (x < w.n && w.s[x] != 'x')
-        x++;
-    return x + 1 < w.n && number_after((word){w.s + 5, x - 5}, "", bn) &&
-           number_after((word){w.s + x + 1, w.n - x - 1}, "", bk);
+    size_t i = n > 5 && !memcmp(s, "group", 5)                                  ? 5
+               : n > 1 && (s[0] == 'g' || (s[0] == 'b' && el->type == NUM_NF4)) ? 1
+                                                                                : 0;
+    if (!i) return 0;
+    int32_t v = number(s, n, &i);
+    return i == n ? v : 0;
 }
 
-static const char *const allowed[] = {
-    "w takes int2 to int8, fp8_e4m3, nvfp4, mxfp4, nf4 or bf16/f16/f32, then tensor, channel, gN, "
-    "blockNxK, asym, actorder",
-    "a takes bf16, f16, f32, fp8_e4m3, int8, nvfp4 or mxfp4, then token, tensor, groupN, static, "
-    "asym",
-    "kv takes bf16, fp8_e4m3, fp8_e5m2, int8 or fp4, then tensor, head, token_head, gN"};
-
-static int bad(word w, char axis, err *e)
+static bool block_word(const char *s, size_t n, int32_t *bn, int32_t *bk)
 {
-    int i = axis == 'w' ? 0 : axis == 'a' ? 1 : 2;
-    return err_set(e, ERR_USAGE, "scheme: unknown word '%.*s' on the %s axis; %s",
-                   (int)(w.n > 40 ? 40 : w.n), w.s,
-                   i == 0   ? "w"
-                   : i == 1 ? "a"
-                            : "kv",
-                   allowed[i]);
+    size_t i = 5;
+    if (n < 8 || memcmp(s, "block", 5)) return false;
+    *bn = number(s, n, &i);
+    if (!*bn || i >= n || s[i++] != 'x') return false;
+    *bk = number(s, n, &i);
+    return *bk && i == n;
 }
 
-static int element(word w, char axis, qaxis *out, err *e)
-{
-    if (is(w, "nvfp4") && axis != 'k') {
-        *out = (qaxis){.type = NUM_F4_E2M1, .gran = Q_GROUP, .group = 16, .scale = QS_NVFP4};
-        return 0;
-    }
-    if (is(w, "mxfp4") && axis != 'k') {
-        *out = (qaxis){.type = NUM_F4_E2M1, .gran = Q_GROUP, .group = 32, .scale = QS_MX};
-        return 0;
-    }
-    if (is(w, "mxfp8") && axis != 'k') {
-        *out = (qaxis){.type = NUM_F8_E4M3, .gran = Q_GROUP, .group = 32, .scale = QS_MX};
-        return 0;
-    }
-    num_dtype t = num_by_name(w.s, w.n);
-    bool plain = t == NUM_BF16 || t == NUM_F16 || t == NUM_F32;
-    bool wide = t >= NUM_I16 || t == NUM_F64 || t == NUM_F8_E8M0;
-    if (t == NUM_NONE || wide) return bad(w, axis, e);
-    if (axis == 'a' && !plain && t != NUM_F8_E4M3 && t != NUM_I8) return bad(w, axis, e);
-    if (axis == 'k' && t != NUM_BF16 && t != NUM_F8_E4M3 && t != NUM_F8_E5M2 && t != NUM_I8 &&
-        t != NUM_F4_E2M1)
-        return bad(w, axis, e);
-    if (axis == 'w' && (t == NUM_F8_E5M2 || t == NUM_F4_E2M1)) return bad(w, axis, e);
-    *out = (qaxis){.type = t};
-    return 0;
-}
+/* What the details of one axis have said so far, so that nothing is said twice. */
+typedef struct seen {
+    bool gran, sym, order, dynamic;
+} seen;
 
-/* Granularity that an element type has when none is written. */
-static void default_gran(char axis, qaxis *a)
+static bool gran_detail(const element *el, qaxis *a, const char *s, size_t n)
 {
-    bool plain = a->type == NUM_BF16 || a->type == NUM_F16 || a->type == NUM_F32;
-    if (a->gran != Q_NONE || plain) return;
-    if (axis == 'a')
-        a->gran = Q_TOKEN;
-    else if (axis == 'w') {
-        a->gran = a->type == NUM_NF4 ? Q_GROUP : Q_CHANNEL;
-        if (a->type == NUM_NF4) a->group = 64;
-    } else if (a->type == NUM_I8)
-        a->gran = Q_TOKEN_HEAD;
-    else if (a->type == NUM_F4_E2M1) {
+    int32_t g = group_word(el, s, n), bn, bk;
+    if (g) {
         a->gran = Q_GROUP;
-        a->group = 16;
-        a->scale = QS_MX;
-    } else
-        a->gran = Q_TENSOR;
-}
-
-static int modifier(word w, char axis, qaxis *a, bool *is_static, err *e)
-{
-    int32_t n = 0;
-    if (is(w, "asym") && axis != 'k')
-        a->asym = true;
-    else if (is(w, "sym"))
-        a->asym = false;
-    else if (is(w, "actorder") && axis == 'w')
-        a->actorder = true;
-    else if (is(w, "tensor"))
-        a->gran = Q_TENSOR;
-    else if (is(w, "channel") && axis == 'w')
-        a->gran = Q_CHANNEL;
-    else if (is(w, "token") && axis == 'a')
-        a->gran = Q_TOKEN;
-    else if (is(w, "static") && axis == 'a')
-        *is_static = true;
-    else if (is(w, "dynamic") && axis == 'a')
-        *is_static = false;
-    else if (is(w, "head") && axis == 'k')
-        a->gran = Q_HEAD;
-    else if (is(w, "token_head") && axis == 'k')
-        a->gran = Q_TOKEN_HEAD;
-    else if (axis == 'w' && block_word(w, &a->block_n, &a->block_k))
+        a->group = g;
+        return (el->grans & G(Q_GROUP)) && (!el->fixed_group || g == el->group);
+    }
+    if (block_word(s, n, &bn, &bk)) {
         a->gran = Q_BLOCK;
-    else if (number_after(w, "g", &n) || number_after(w, "group", &n) ||
-             (axis == 'w' && number_after(w, "b", &n))) {
-        if (a->scale == QS_NVFP4 && n != 16)
-            return err_set(e, ERR_USAGE, "scheme: nvfp4 has groups of 16, not %d", n);
-        if (a->scale == QS_MX && axis != 'k' && n != 32)
-            return err_set(e, ERR_USAGE, "scheme: MX formats have groups of 32, not %d", n);
-        a->gran = Q_GROUP;
-        a->group = n;
-    } else
-        return bad(w, axis, e);
-    return 0;
+        a->block_n = bn;
+        a->block_k = bk;
+        return el->grans & G(Q_BLOCK);
+    }
+    for (int i = 0; i < N_GRAN_WORDS; i++)
+        if (is(gran_words[i].word, s, n)) {
+            a->gran = gran_words[i].gran;
+            return el->grans & G(a->gran);
+        }
+    return false;
 }
 
-/* What the words together may not say. */
-static int check_axis(char axis, qaxis *a, err *e)
+static bool flag_detail(const element *el, char axis, qaxis *a, seen *h, const char *s, size_t n)
 {
-    bool plain = a->type == NUM_BF16 || a->type == NUM_F16 || a->type == NUM_F32;
-    if (plain && (a->gran != Q_NONE || a->asym))
-        return err_set(e, ERR_USAGE, "scheme: %s is not quantized, so it takes no granularity",
-                       num_infos[a->type].name);
-    if (a->asym && num_infos[a->type].kind != 'I')
-        return err_set(e, ERR_USAGE, "scheme: asym needs an integer type, not %s",
-                       num_infos[a->type].name);
-    if (axis == 'k' && a->type == NUM_I8 && a->gran != Q_TOKEN_HEAD)
-        return err_set(e, ERR_USAGE,
-                       "scheme: kv int8 has one scale a token and head (int8,token_head)");
-    if (axis == 'k' && a->type == NUM_F4_E2M1 && (a->gran != Q_GROUP || a->group != 16))
-        return err_set(e, ERR_USAGE, "scheme: kv fp4 has blocks of 16 (fp4,g16)");
-    if (axis == 'k' && (a->type == NUM_F8_E4M3 || a->type == NUM_F8_E5M2) && a->gran != Q_TENSOR &&
-        a->gran != Q_HEAD)
-        return err_set(e, ERR_USAGE, "scheme: kv fp8 has one scale a tensor or a head");
-    if (axis == 'w' && a->scale == QS_FLOAT && a->gran == Q_BLOCK && a->type != NUM_F8_E4M3 &&
-        a->type != NUM_I8)
-        return err_set(e, ERR_USAGE, "scheme: blocks are for fp8_e4m3 and int8, not %s",
-                       num_infos[a->type].name);
-    if (a->gran == Q_GROUP && a->scale == QS_FLOAT && a->group > 65536)
-        return err_set(e, ERR_USAGE, "scheme: a group of %d is too large", a->group);
+    bool integer = num_infos[el->type].kind == 'I';
+    bool sym = is("sym", s, n), asym = is("asym", s, n);
+    if ((sym || asym) && integer && axis != 'k' && !h->sym) {
+        a->asym = asym;
+        return h->sym = true;
+    }
+    if (is("actorder", s, n) && integer && axis == 'w' && !h->order)
+        return a->actorder = h->order = true;
+    bool dynamic = is("dynamic", s, n), fixed = is("static", s, n);
+    if ((dynamic || fixed) && axis == 'a' && el->gran == Q_TOKEN && !h->dynamic) {
+        a->dynamic = dynamic;
+        return h->dynamic = true;
+    }
+    return false;
+}
+
+static bool is_flag(const char *s, size_t n)
+{
+    static const char *const words[] = {"sym", "asym", "actorder", "dynamic", "static"};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (is(words[i], s, n)) return true;
+    return false;
+}
+
+/* What can only be judged when all details are known. */
+static int finish_axis(const element *el, char axis, const seen *h, qaxis *a, err *e)
+{
+    if (a->actorder && a->gran != Q_GROUP)
+        return err_set(e, ERR_USAGE, "%s:%s: actorder needs groups, such as g128", axis_name(axis),
+                       el->name);
+    if (axis != 'a' || !qaxis_quantized(a)) return 0;
+    if (!h->dynamic) a->dynamic = a->gran != Q_TENSOR;
+    if (!a->dynamic && a->gran != Q_TENSOR)
+        return err_set(e, ERR_USAGE, "a:%s: static scales are per tensor: use a:%s,tensor",
+                       el->name, el->name);
     return 0;
 }
 
 static int parse_axis(const char *s, size_t n, char axis, qaxis *out, err *e)
 {
-    bool is_static = false;
-    size_t at = 0;
-    for (int i = 0; at <= n; i++) {
-        size_t k = at;
+    size_t k = 0;
+    while (k < n && s[k] != ',')
+        k++;
+    const element *el = find_element(axis, s, k);
+    if (!el) return unknown_element(axis, s, k, e);
+    qaxis a = {.type = el->type, .gran = el->gran, .scale = el->scale};
+    if (el->gran == Q_GROUP) a.group = el->group;
+    seen h = {0};
+    while (k < n) {
+        const char *w = s + ++k;
+        size_t len = 0;
         while (k < n && s[k] != ',')
-            k++;
-        word w = {s + at, k - at};
-        int rc = i == 0 ? element(w, axis, out, e) : modifier(w, axis, out, &is_static, e);
-        if (rc < 0) return rc;
-        at = k + 1;
-        if (k >= n) break;
+            k++, len++;
+        if (is_flag(w, len)) {
+            if (!flag_detail(el, axis, &a, &h, w, len)) return unknown_detail(el, axis, w, len, e);
+            continue;
+        }
+        if (h.gran)
+            return err_set(e, ERR_USAGE, "%s:%s: '%.*s' is a second granularity; give one",
+                           axis_name(axis), el->name, (int)(len > 40 ? 40 : len), w);
+        a.group = 0;
+        if (!gran_detail(el, &a, w, len)) return unknown_detail(el, axis, w, len, e);
+        h.gran = true;
     }
-    default_gran(axis, out);
-    if (axis == 'a' && out->gran != Q_NONE) out->dynamic = !is_static;
-    return check_axis(axis, out, e);
+    int rc = finish_axis(el, axis, &h, &a, e);
+    if (rc == 0) *out = a;
+    return rc;
 }
 
 int qspec_parse_axis(const char *text, char axis, qaxis *out, err *e)
@@ -223,82 +284,118 @@ int qspec_parse_axis(const char *text, char axis, qaxis *out, err *e)
     return parse_axis(text, strlen(text), axis, out, e);
 }
 
-static const qpreset *preset(const char *s, size_t n)
+/* ---- schemes -----------------------------------------------------------------------------------
+ */
+
+static const qpreset *find_preset(const char *s, size_t n)
 {
     for (int i = 0; i < qspec_n_presets; i++)
-        if (strlen(qspec_presets[i].name) == n && !memcmp(qspec_presets[i].name, s, n))
-            return &qspec_presets[i];
+        if (is(qspec_presets[i].name, s, n)) return &qspec_presets[i];
     return NULL;
 }
 
-static int unknown(const char *s, size_t n, err *e)
+static int unknown_word(const char *s, size_t n, bool first, err *e)
 {
-    buf names = {0};
+    buf list = {0};
     for (int i = 0; i < qspec_n_presets; i++)
-        buf_printf(&names, "%s%s", i ? ", " : "", qspec_presets[i].name);
+        buf_printf(&list, "%s%s", i ? ", " : "", qspec_presets[i].name);
     int rc = err_set(e, ERR_USAGE,
-                     "scheme: '%.*s' is neither a preset (%s) nor an axis such as w:int4,g128",
-                     (int)(n > 60 ? 60 : n), s, names.data);
-    buf_free(&names);
+                     first ? "scheme: unknown word '%.*s'; use a preset (%s) or axes such as "
+                             "w:int4,g128 a:bf16 kv:bf16"
+                           : "scheme: unexpected word '%.*s'; a preset (%s) comes first, then only "
+                             "axes w:…, a:…, kv:…",
+                     (int)(n > 40 ? 40 : n), s, list.data);
+    buf_free(&list);
+    return rc;
+}
+
+/* One "axis:text" word into *s; *named has one bit per axis that was named. */
+static int parse_word(const char *w, size_t n, qspec *s, unsigned *named, bool first, err *e)
+{
+    static const struct {
+        const char *prefix;
+        char axis;
+    } axes[] = {{"w:", 'w'}, {"a:", 'a'}, {"kv:", 'k'}};
+    for (unsigned i = 0; i < 3; i++) {
+        size_t p = strlen(axes[i].prefix);
+        if (n < p || memcmp(w, axes[i].prefix, p)) continue;
+        if (*named & 1u << i)
+            return err_set(e, ERR_USAGE, "scheme: axis '%s' is given twice",
+                           axis_name(axes[i].axis));
+        *named |= 1u << i;
+        qaxis *to = i == 0 ? &s->w : i == 1 ? &s->a : &s->kv;
+        return parse_axis(w + p, n - p, axes[i].axis, to, e);
+    }
+    return unknown_word(w, n, first, e);
+}
+
+static bool blank(char c)
+{
+    return c == ' ' || c == '\t' || c == '\n' || c == '\r';
+}
+
+static int parse_words(const char *text, qspec *s, err *e)
+{
+    unsigned named = 0;
+    bool first = true;
+    int rc = 0;
+    for (const char *p = text; rc == 0;) {
+        while (blank(*p))
+            p++;
+        if (!*p) break;
+        size_t n = 0;
+        while (p[n] && !blank(p[n]))
+            n++;
+        if (n > MAX_WORD)
+            return err_set(e, ERR_USAGE, "scheme: the word '%.20s…' is longer than %d bytes", p,
+                           MAX_WORD);
+        const qpreset *preset = first ? find_preset(p, n) : NULL;
+        rc = preset ? parse_words(preset->spec, s, e) : parse_word(p, n, s, &named, first, e);
+        first = false;
+        p += n;
+    }
+    if (first)
+        return err_set(e, ERR_USAGE,
+                       "scheme: empty; use a preset such as int4, or axes such as "
+                       "w:int4,g128 a:bf16 kv:bf16");
     return rc;
 }
 
 int qspec_parse(const char *text, qspec *out, err *e)
 {
-    qspec q = {.w = {.type = NUM_BF16}, .a = {.type = NUM_BF16}, .kv = {.type = NUM_BF16}};
-    bool any = false, seen_w = false, seen_a = false, seen_kv = false;
-    for (const char *p = text; *p;) {
-        size_t n = strcspn(p, " \t");
-        int rc = 0;
-        if (!n) {
-            p++;
-            continue;
-        }
-        const qpreset *pre = any ? NULL : preset(p, n);
-        bool *seen = NULL;
-        if (pre)
-            rc = qspec_parse(pre->spec, &q, e);
-        else if (n > 2 && !memcmp(p, "w:", 2))
-            rc = parse_axis(p + 2, n - 2, 'w', &q.w, e), seen = &seen_w;
-        else if (n > 2 && !memcmp(p, "a:", 2))
-            rc = parse_axis(p + 2, n - 2, 'a', &q.a, e), seen = &seen_a;
-        else if (n > 3 && !memcmp(p, "kv:", 3))
-            rc = parse_axis(p + 3, n - 3, 'k', &q.kv, e), seen = &seen_kv;
-        else
-            rc = unknown(p, n, e);
-        if (rc < 0) return rc;
-        if (seen && *seen) return err_set(e, ERR_USAGE, "scheme: '%s' names one axis twice", text);
-        if (seen) *seen = true;
-        any = true;
-        p += n;
-    }
-    if (!any)
-        return err_set(
-            e, ERR_USAGE,
-            "scheme: empty text; give a preset such as fp8 or an axis such as w:int4,g128");
-    *out = q;
-    return 0;
+    const qaxis plain = {.type = NUM_BF16, .gran = Q_NONE};
+    qspec s = {plain, plain, plain};
+    int rc = parse_words(text, &s, e);
+    if (rc == 0) *out = s;
+    return rc;
+}
+
+/* ---- canonical text ----------------------------------------------------------------------------
+ */
+
+static const char *element_name(const qaxis *a)
+{
+    if (a->type < 0 || a->type >= NUM_COUNT) return "none";
+    if (a->scale == QS_MX) return a->type == NUM_F4_E2M1 ? "mxfp4" : "mxfp8";
+    return a->scale == QS_NVFP4 ? "nvfp4" : num_infos[a->type].name;
 }
 
 void qaxis_format(const qaxis *a, buf *out)
 {
-    bool kv_fp4 = a->type == NUM_F4_E2M1 && a->scale == QS_MX && a->group == 16;
-    if (a->type == NUM_F4_E2M1 && !kv_fp4)
-        buf_puts(out, a->scale == QS_NVFP4 ? "nvfp4" : "mxfp4");
-    else if (a->type == NUM_F8_E4M3 && a->scale == QS_MX)
-        buf_puts(out, "mxfp8");
-    else
-        buf_puts(out, num_infos[a->type].name);
-    static const char *const names[] = {"", ",tensor", ",channel", "",
-                                        "", ",token",  ",head",    ",token_head"};
+    buf_puts(out, element_name(a));
+    for (int i = 0; i < N_GRAN_WORDS; i++)
+        if (gran_words[i].gran == a->gran) buf_printf(out, ",%s", gran_words[i].word);
+    bool own_group = a->scale != QS_FLOAT; /* part of the element: "g16" on every axis */
     if (a->gran == Q_GROUP)
-        buf_printf(out, ",g%d", a->group);
-    else if (a->gran == Q_BLOCK)
-        buf_printf(out, ",block%dx%d", a->block_n, a->block_k);
-    else
-        buf_puts(out, names[a->gran]);
+        buf_printf(out, ",%s%d",
+                   a->type == NUM_NF4         ? "b"
+                   : a->dynamic && !own_group ? "group"
+                                              : "g",
+                   a->group);
+    if (a->gran == Q_BLOCK) buf_printf(out, ",block%dx%d", a->block_n, a->block_k);
     if (a->asym) buf_puts(out, ",asym");
     if (a->actorder) buf_puts(out, ",actorder");
+    if (a->dynamic && a->gran == Q_TENSOR) buf_puts(out, ",dynamic");
 }
 
 void qspec_format(const qspec *s, buf *out)
@@ -307,7 +404,27 @@ void qspec_format(const qspec *s, buf *out)
     qaxis_format(&s->w, out);
     buf_puts(out, " a:");
     qaxis_format(&s->a, out);
-    if (s->a.gran != Q_NONE && !s->a.dynamic) buf_puts(out, ",static");
     buf_puts(out, " kv:");
     qaxis_format(&s->kv, out);
+}
+
+bool qaxis_quantized(const qaxis *a)
+{
+    switch (a->type) {
+    case NUM_NONE:
+    case NUM_F32:
+    case NUM_F64:
+    case NUM_F16:
+    case NUM_BF16:
+        return false;
+    default:
+        return true;
+    }
+}
+
+bool qaxis_equal(const qaxis *a, const qaxis *b)
+{
+    return a->type == b->type && a->gran == b->gran && a->group == b->group &&
+           a->block_n == b->block_n && a->block_k == b->block_k && a->asym == b->asym &&
+           a->actorder == b->actorder && a->dynamic == b->dynamic && a->scale == b->scale;
 }

@@ -1,8 +1,19 @@
-/* The canonical quantized tensor: allocation, checks, element access, decoding, slices, byte
- * counts. */
+/* The canonical quantized tensor: allocation, checks, decoding, views.
+ *
+ * One formula, given in the header, is applied here in one place for rows (qtensor_decode_row) and
+ * in one for single elements (qtensor_code, _scale, _zero); tests hold them against each other.
+ * Rows are counted over all experts: row = e*N + n, scale row = e*scale_rows + n/block_n, and the
+ * global factor belongs to n. Checks refuse what would make a kernel read outside (grid smaller
+ * than its shape, g_idx out of range, short rows) or compute nonsense (a scale that is NaN or
+ * infinite). Views borrow the codes, so a cut must fall on byte borders and on the borders of what
+ * a scale covers; only a cut of grouped columns copies its part of the (small, dense) scale grid.
+ */
 #include "num/qtensor.h"
-#include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
+
+/* ---- making and freeing ------------------------------------------------------------------------
+ */
 
 void qtensor_free(qtensor *q)
 {
@@ -13,156 +24,164 @@ void qtensor_free(qtensor *q)
 
 void qtensor_plain(qtensor *q, num_dtype t, int64_t N, int64_t K, const void *data)
 {
-    *q = (qtensor){.spec = {{.type = t}, {.type = NUM_BF16}, {.type = NUM_BF16}},
-                   .code = t,
-                   .E = 1,
-                   .N = N,
-                   .K = K,
-                   .codes = data,
-                   .row_bytes = num_bytes(t, (size_t)K),
-                   .block_n = N,
-                   .block_k = K,
-                   .zero_type = NUM_NONE,
-                   .scale_type = NUM_NONE};
+    *q = (qtensor){0};
+    qaxis plain = {.type = t, .gran = Q_NONE}, other = {.type = NUM_BF16, .gran = Q_NONE};
+    q->spec = (qspec){plain, other, other};
+    q->code = t;
+    q->E = 1;
+    q->N = N;
+    q->K = K;
+    q->codes = data;
+    q->row_bytes = num_bytes(t, (size_t)K);
+    q->scale_type = q->zero_type = NUM_NONE;
+    q->block_n = N > 0 ? N : 1;
+    q->block_k = K > 0 ? K : 1;
+    q->scale_rows = q->scale_cols = 1;
 }
 
-static int own(qtensor *q, void **out, size_t a, size_t b, err *e)
+static int64_t ceil_div(int64_t a, int64_t b)
+{
+    return a / b + (a % b != 0);
+}
+
+/* What one scale covers, and from it the grid. */
+static void set_grid(qtensor *q, const qaxis *w)
+{
+    q->block_n = w->gran == Q_TENSOR ? q->N : w->gran == Q_BLOCK ? w->block_n : 1;
+    q->block_k = w->gran == Q_BLOCK ? w->block_k : w->gran == Q_GROUP ? w->group : q->K;
+    q->scale_rows = ceil_div(q->N, q->block_n);
+    q->scale_cols = ceil_div(q->K, q->block_k);
+}
+
+/* Zeroed memory of a*b*c*size bytes that q owns. */
+static int own(qtensor *q, void **out, int64_t a, int64_t b, int64_t c, size_t size, err *e)
 {
     size_t n;
-    if (!mem_mul(a, b, &n))
-        return err_set(e, ERR_LIMIT, "quantized tensor: %zu x %zu bytes is too large", a, b);
-    if (q->n_owned == QT_MAX_OWNED) return err_set(e, ERR_FAIL, "quantized tensor: too many parts");
-    int rc = mem_alloc(out, n, e);
+    if (!mem_mul((size_t)a, (size_t)b, &n) || !mem_mul(n, (size_t)c, &n) || !mem_mul(n, size, &n))
+        return err_set(e, ERR_NOMEM, "out of memory: a tensor of %lld x %lld x %lld overflows",
+                       (long long)a, (long long)b, (long long)c);
+    int rc = mem_alloc_huge(out, n, e);
     if (rc < 0) return rc;
     memset(*out, 0, n);
     q->owned[q->n_owned++] = *out;
     return 0;
 }
 
-/* Rows and columns that one scale covers. */
-static void grid_of(const qaxis *w, int64_t N, int64_t K, int64_t *bn, int64_t *bk)
+static bool shape_is_sane(int64_t E, int64_t N, int64_t K)
 {
-    *bn = w->gran == Q_TENSOR ? N : w->gran == Q_BLOCK ? w->block_n : 1;
-    *bk = w->gran == Q_GROUP ? w->group : w->gran == Q_BLOCK ? w->block_k : K;
-    if (*bn < 1) *bn = 1;
-    if (*bk < 1) *bk = 1;
+    const int64_t max = (int64_t)1 << 40;
+    return E >= 1 && N >= 1 && K >= 1 && E <= max && N <= max && K <= max;
 }
 
 int qtensor_alloc(qtensor *q, const qspec *spec, num_dtype scale_type, int64_t E, int64_t N,
                   int64_t K, err *e)
 {
+    const qaxis *w = &spec->w;
     int rc = 0;
     void *p = NULL;
-    *q = (qtensor){
-        .spec = *spec, .code = spec->w.type, .E = E, .N = N, .K = K, .zero_type = NUM_NONE};
-    q->scale_type = NUM_NONE;
-    if (E < 1 || N < 1 || K < 1)
-        return err_set(e, ERR_SHAPE, "quantized tensor: shape %lld x %lld x %lld", (long long)E,
-                       (long long)N, (long long)K);
-    grid_of(&spec->w, N, K, &q->block_n, &q->block_k);
-    q->row_bytes = num_bytes(q->code, (size_t)K);
-    TRY(own(q, &p, (size_t)(E * N), q->row_bytes, e));
+    *q = (qtensor){0};
+    if (!shape_is_sane(E, N, K))
+        return err_set(e, ERR_SHAPE, "a quantized tensor cannot have shape [%lld, %lld, %lld]",
+                       (long long)E, (long long)N, (long long)K);
+    if ((w->gran == Q_GROUP && w->group < 1) ||
+        (w->gran == Q_BLOCK && (w->block_n < 1 || w->block_k < 1)))
+        return err_set(e, ERR_VALUE, "a weight group or block must have a size of at least 1");
+    qtensor_plain(q, w->type, N, K, NULL);
+    q->spec = *spec;
+    q->E = E;
+    TRY(own(q, &p, E, N, (int64_t)q->row_bytes, 1, e));
     q->codes = p;
-    if (qaxis_quantized(&spec->w)) {
-        q->scale_type = spec->w.scale == QS_NVFP4 ? NUM_F8_E4M3
-                        : spec->w.scale == QS_MX  ? NUM_F8_E8M0
-                                                  : scale_type;
-        q->scale_rows = (N + q->block_n - 1) / q->block_n;
-        q->scale_cols = (K + q->block_k - 1) / q->block_k;
-        size_t grid = (size_t)(E * q->scale_rows * q->scale_cols);
-        TRY(own(q, &p, grid, (size_t)num_infos[q->scale_type].bits / 8, e));
-        q->scales = p;
-        if (spec->w.asym) {
-            TRY(own(q, &p, grid, 1, e));
-            q->zeros = p;
-            q->zero_type = NUM_I8;
-        }
+    if (!qaxis_quantized(w)) return 0;
+    set_grid(q, w);
+    q->scale_type = scale_type;
+    TRY(own(q, &p, E, q->scale_rows, q->scale_cols, num_bytes(scale_type, 1), e));
+    q->scales = p;
+    if (w->asym) {
+        q->zero_type = NUM_I8;
+        TRY(own(q, &p, E, q->scale_rows, q->scale_cols, 1, e));
+        q->zeros = p;
+    }
+    if (w->type == NUM_NF4) q->table = num_nf4_table;
+    if (w->scale == QS_NVFP4) {
+        q->n_global = 1;
+        q->global_row[1] = N;
+        q->global[0] = 1.0f;
     }
 out:
     if (rc < 0) qtensor_free(q);
     return rc;
 }
 
-static int64_t grid_index(const qtensor *q, int64_t row, int64_t k)
-{
-    int64_t ex = row / q->N, n = row % q->N;
-    int64_t g = q->g_idx ? q->g_idx[k] : k / q->block_k;
-    return (ex * q->scale_rows + n / q->block_n) * q->scale_cols + g;
-}
+/* ---- single elements ---------------------------------------------------------------------------
+ */
 
-static float grid_value(num_dtype t, const void *p, int64_t i)
+/* Element i of an array of whole-byte elements; NUM_NONE counts as absent. */
+static float element_at(num_dtype t, const void *base, int64_t i)
 {
     float v;
-    size_t b = (size_t)num_infos[t].bits / 8;
-    num_decode_row(t, (const uint8_t *)p + (size_t)i * b, 1, &v);
+    num_decode_row(t, (const uint8_t *)base + num_bytes(t, 1) * (size_t)i, 1, &v);
     return v;
+}
+
+static int64_t group_of(const qtensor *q, int64_t k)
+{
+    return q->g_idx ? q->g_idx[k] : k / q->block_k;
+}
+
+/* First entry of the scale row that belongs to a row. */
+static int64_t grid_row(const qtensor *q, int64_t row)
+{
+    return (row / q->N * q->scale_rows + row % q->N / q->block_n) * q->scale_cols;
 }
 
 static float global_of(const qtensor *q, int64_t row)
 {
     int64_t n = row % q->N;
     for (int i = 0; i < q->n_global; i++)
-        if (n < q->global_row[i + 1] || i == q->n_global - 1) return q->global[i];
+        if (n < q->global_row[i + 1]) return q->global[i];
     return 1.0f;
 }
 
 int32_t qtensor_code(const qtensor *q, int64_t row, int64_t k)
 {
-    int bits = num_infos[q->code].bits;
-    uint32_t c = num_get_bits(q->codes + (size_t)row * q->row_bytes, (size_t)k, bits);
-    if (num_infos[q->code].kind != 'I') return (int32_t)c;
-    uint32_t s = 1u << (bits - 1);
-    return (int32_t)(c ^ s) - (int32_t)s;
+    const uint8_t *p = q->codes + (size_t)row * q->row_bytes;
+    const num_info *f = &num_infos[q->code];
+    if (f->bits == 32) {
+        int32_t v;
+        memcpy(&v, p + 4 * (size_t)k, 4);
+        return v;
+    }
+    if (f->bits > 16) return 0;
+    uint32_t v = num_get_bits(p, (size_t)k, f->bits), top = 1u << (f->bits - 1);
+    return f->kind == 'I' && (v & top) ? (int32_t)v - (int32_t)(2 * top) : (int32_t)v;
 }
 
 float qtensor_scale(const qtensor *q, int64_t row, int64_t k)
 {
-    float s = q->scales ? grid_value(q->scale_type, q->scales, grid_index(q, row, k)) : 1.0f;
-    return q->n_global ? s * global_of(q, row) : s;
+    float s =
+        q->scales ? element_at(q->scale_type, q->scales, grid_row(q, row) + group_of(q, k)) : 1;
+    return s * global_of(q, row);
 }
 
 float qtensor_zero(const qtensor *q, int64_t row, int64_t k)
 {
-    return q->zeros ? grid_value(q->zero_type, q->zeros, grid_index(q, row, k)) : 0.0f;
+    return q->zeros ? element_at(q->zero_type, q->zeros, grid_row(q, row) + group_of(q, k)) : 0;
 }
 
-/* Codes of one row as values: table entries, integers or floats, before zero and scale. */
-static void raw_row(const qtensor *q, int64_t row, float *out)
+/* ---- rows --------------------------------------------------------------------------------------
+ */
+
+/* The values of the codes of one row, not scaled. */
+static void decode_codes(const qtensor *q, int64_t row, float *out)
 {
-    const uint8_t *c = q->codes + (size_t)row * q->row_bytes;
+    const uint8_t *p = q->codes + (size_t)row * q->row_bytes;
     if (!q->table) {
-        num_decode_row(q->code, c, (size_t)q->K, out);
+        num_decode_row(q->code, p, (size_t)q->K, out);
         return;
     }
     int bits = num_infos[q->code].bits;
     for (int64_t k = 0; k < q->K; k++)
-        out[k] = q->table[num_get_bits(c, (size_t)k, bits)];
-}
-
-void qtensor_decode_row_as(const qtensor *q, int64_t row, num_dtype t, float *out)
-{
-    raw_row(q, row, out);
-    if (!q->scales) return;
-    bool round = t != NUM_F32;
-    float global = global_of(q, row);
-    int64_t k = 0;
-    while (k < q->K) {
-        /* Run of columns with one scale. */
-        int64_t at = grid_index(q, row, k), end = k + 1;
-        if (q->g_idx)
-            while (end < q->K && q->g_idx[end] == q->g_idx[k])
-                end++;
-        else
-            end =
-                (k / q->block_k + 1) * q->block_k < q->K ? (k / q->block_k + 1) * q->block_k : q->K;
-        float s = grid_value(q->scale_type, q->scales, at);
-        float z = q->zeros ? grid_value(q->zero_type, q->zeros, at) : 0.0f;
-        if (q->n_global) s *= global;
-        for (; k < end; k++) {
-            float v = out[k] - z;
-            out[k] = round ? num_round(t, num_round(t, v) * s) : v * s;
-        }
-    }
+        out[k] = q->table[num_get_bits(p, (size_t)k, bits)];
 }
 
 void qtensor_decode_row(const qtensor *q, int64_t row, float *out)
@@ -170,139 +189,278 @@ void qtensor_decode_row(const qtensor *q, int64_t row, float *out)
     qtensor_decode_row_as(q, row, NUM_F32, out);
 }
 
-/* ---- checks -------------------------------------------------------------------------------------
+/* Columns [lo,hi), which share scale s and zero z: in f32, in place. */
+static void scale_run(float *v, int64_t lo, int64_t hi, float z, float s, float global)
+{
+    for (int64_t k = lo; k < hi; k++)
+        v[k] = (v[k] - z) * s * global;
+}
+
+/* The same with every step rounded to t. */
+static void scale_run_as(num_dtype t, float *v, int64_t lo, int64_t hi, float z, float s,
+                         float global)
+{
+    s = num_round(t, s);
+    for (int64_t k = lo; k < hi; k++)
+        v[k] = num_round(t, num_round(t, num_round(t, v[k] - z) * s) * global);
+}
+
+void qtensor_decode_row_as(const qtensor *q, int64_t row, num_dtype t, float *out)
+{
+    decode_codes(q, row, out);
+    float global = global_of(q, row);
+    int64_t base = grid_row(q, row);
+    if (!q->scales && !q->zeros && !q->n_global && t == NUM_F32) return;
+    for (int64_t lo = 0, hi; lo < q->K; lo = hi) {
+        int64_t g = group_of(q, lo);
+        if (q->g_idx)
+            for (hi = lo + 1; hi < q->K && q->g_idx[hi] == g; hi++) {
+            }
+        else
+            hi = q->K - lo > q->block_k ? lo + q->block_k : q->K;
+        float s = q->scales ? element_at(q->scale_type, q->scales, base + g) : 1;
+        float z = q->zeros ? element_at(q->zero_type, q->zeros, base + g) : 0;
+        if (t == NUM_F32)
+            scale_run(out, lo, hi, z, s, global);
+        else
+            scale_run_as(t, out, lo, hi, z, s, global);
+    }
+}
+
+/* ---- checks ------------------------------------------------------------------------------------
  */
 
-static int check_scales(const qtensor *q, const char *name, err *e)
+static int check_shape(const qtensor *q, const char *name, err *e)
 {
+    if (!shape_is_sane(q->E, q->N, q->K))
+        return err_set(e, ERR_SHAPE, "%s: impossible shape [%lld, %lld, %lld]", name,
+                       (long long)q->E, (long long)q->N, (long long)q->K);
+    if (q->code < 0 || q->code >= NUM_COUNT || !q->codes)
+        return err_set(e, ERR_MISSING, "%s: has no codes", name);
+    size_t need = num_bytes(q->code, (size_t)q->K), total;
+    if (q->row_bytes < need)
+        return err_set(e, ERR_SHAPE, "%s: a row has %zu bytes, %lld codes of %s need %zu", name,
+                       q->row_bytes, (long long)q->K, num_infos[q->code].name, need);
+    if (!mem_mul((size_t)q->E, (size_t)q->N, &total) || !mem_mul(total, q->row_bytes, &total) ||
+        total > PTRDIFF_MAX)
+        return err_set(e, ERR_LIMIT, "%s: size overflows", name);
+    if (q->table && num_infos[q->code].bits > 8)
+        return err_set(e, ERR_DTYPE, "%s: %s codes cannot index a table", name,
+                       num_infos[q->code].name);
+    return 0;
+}
+
+static int check_grid(const qtensor *q, const char *name, err *e)
+{
+    if (q->block_n < 1 || q->block_k < 1 || q->scale_rows < 1 || q->scale_cols < 1)
+        return err_set(e, ERR_SHAPE, "%s: impossible scale grid [%lld, %lld] of %lld x %lld blocks",
+                       name, (long long)q->scale_rows, (long long)q->scale_cols,
+                       (long long)q->block_n, (long long)q->block_k);
+    int64_t rows = ceil_div(q->N, q->block_n), cols = ceil_div(q->K, q->block_k);
+    if (q->scale_rows < rows || (!q->g_idx && q->scale_cols < cols))
+        return err_set(e, ERR_SHAPE,
+                       "%s: scales are [%lld, %lld], a weight of [%lld, %lld] needs [%lld, %lld]",
+                       name, (long long)q->scale_rows, (long long)q->scale_cols, (long long)q->N,
+                       (long long)q->K, (long long)rows, (long long)cols);
+    size_t total;
+    if (!mem_mul((size_t)q->E, (size_t)q->scale_rows, &total) ||
+        !mem_mul(total, (size_t)q->scale_cols, &total) || total > PTRDIFF_MAX / 8)
+        return err_set(e, ERR_LIMIT, "%s: scale grid overflows", name);
+    for (int64_t k = 0; q->g_idx && k < q->K; k++)
+        if (q->g_idx[k] < 0 || q->g_idx[k] >= q->scale_cols)
+            return err_set(e, ERR_VALUE, "%s: g_idx[%lld] is %d, there are %lld groups", name,
+                           (long long)k, q->g_idx[k], (long long)q->scale_cols);
+    return 0;
+}
+
+/* All entries of a grid must be finite numbers. */
+static int check_finite(const qtensor *q, const char *name, const char *what, num_dtype t,
+                        const void *data, err *e)
+{
+    if (!data) return 0;
+    if (t < 0 || t >= NUM_COUNT || num_infos[t].bits < 8)
+        return err_set(e, ERR_DTYPE, "%s: %ss of an unsuitable type", name, what);
+    if (num_infos[t].kind == 'I' || num_infos[t].kind == 'U') return 0;
     int64_t n = q->E * q->scale_rows * q->scale_cols;
-    size_t b = (size_t)num_infos[q->scale_type].bits / 8;
     float v[256];
     for (int64_t i = 0; i < n; i += 256) {
-        size_t m = (size_t)(n - i < 256 ? n - i : 256);
-        num_decode_row(q->scale_type, (const uint8_t *)q->scales + (size_t)i * b, m, v);
-        for (size_t j = 0; j < m; j++)
+        int64_t m = n - i < 256 ? n - i : 256;
+        num_decode_row(t, (const uint8_t *)data + num_bytes(t, 1) * (size_t)i, (size_t)m, v);
+        for (int64_t j = 0; j < m; j++)
             if (!isfinite(v[j]))
                 return err_set(e, ERR_VALUE,
-                               "%s: scale %lld (row %lld, column %lld) is %s; the checkpoint is "
-                               "damaged or was written by a failed quantization",
-                               name, (long long)(i + (int64_t)j),
-                               (long long)((i + (int64_t)j) / q->scale_cols),
-                               (long long)((i + (int64_t)j) % q->scale_cols),
-                               isnan(v[j]) ? "NaN" : "infinite");
+                               "%s: %s [%lld, %lld] is %g; the checkpoint is damaged or was "
+                               "written from a weight that was not finite",
+                               name, what, (long long)((i + j) / q->scale_cols),
+                               (long long)((i + j) % q->scale_cols), (double)v[j]);
     }
-    for (int i = 0; i < q->n_global; i++)
-        if (!isfinite(q->global[i]) || q->global[i] == 0)
-            return err_set(e, ERR_VALUE,
-                           "%s: second-level scale is %g; it must be finite and not zero", name,
+    return 0;
+}
+
+static int check_global(const qtensor *q, const char *name, err *e)
+{
+    if (q->n_global < 0 || q->n_global > QT_MAX_GLOBAL)
+        return err_set(e, ERR_LIMIT, "%s: %d global scales, at most %d fit", name, q->n_global,
+                       QT_MAX_GLOBAL);
+    for (int i = 0; i < q->n_global; i++) {
+        if (!isfinite(q->global[i]))
+            return err_set(e, ERR_VALUE, "%s: global scale %d is %g", name, i,
                            (double)q->global[i]);
+        if (q->global_row[i + 1] <= q->global_row[i])
+            return err_set(e, ERR_SHAPE, "%s: global scale %d covers no rows", name, i);
+    }
+    if (q->n_global && (q->global_row[0] != 0 || q->global_row[q->n_global] != q->N))
+        return err_set(e, ERR_SHAPE, "%s: global scales cover rows %lld to %lld of %lld", name,
+                       (long long)q->global_row[0], (long long)q->global_row[q->n_global],
+                       (long long)q->N);
     return 0;
 }
 
 int qtensor_check(const qtensor *q, const char *name, err *e)
 {
-    if (q->E < 1 || q->N < 1 || q->K < 1)
-        return err_set(e, ERR_SHAPE, "%s: shape %lld x %lld is empty", name, (long long)q->N,
-                       (long long)q->K);
-    if (q->row_bytes < num_bytes(q->code, (size_t)q->K))
-        return err_set(e, ERR_SHAPE, "%s: rows of %zu bytes cannot hold %lld codes", name,
-                       q->row_bytes, (long long)q->K);
-    if (!q->scales) return 0;
-    if (q->block_n < 1 || q->block_k < 1 || q->scale_rows != (q->N + q->block_n - 1) / q->block_n)
-        return err_set(e, ERR_SHAPE, "%s: %lld scale rows for %lld rows in blocks of %lld", name,
-                       (long long)q->scale_rows, (long long)q->N, (long long)q->block_n);
-    if (!q->g_idx && q->scale_cols != (q->K + q->block_k - 1) / q->block_k)
-        return err_set(e, ERR_SHAPE, "%s: %lld scales along K for %lld columns in groups of %lld",
-                       name, (long long)q->scale_cols, (long long)q->K, (long long)q->block_k);
-    for (int64_t k = 0; q->g_idx && k < q->K; k++)
-        if (q->g_idx[k] < 0 || q->g_idx[k] >= q->scale_cols)
-            return err_set(e, ERR_VALUE, "%s: g_idx[%lld] is %d, but there are %lld groups", name,
-                           (long long)k, q->g_idx[k], (long long)q->scale_cols);
-    return check_scales(q, name, e);
+    int rc = 0;
+    TRY(check_shape(q, name, e));
+    if (q->scales || q->zeros || q->g_idx) TRY(check_grid(q, name, e));
+    TRY(check_finite(q, name, "scale", q->scale_type, q->scales, e));
+    TRY(check_finite(q, name, "zero point", q->zero_type, q->zeros, e));
+    TRY(check_global(q, name, e));
+    for (int64_t k = 0; q->pre_scale && k < q->K; k++)
+        if (!isfinite(q->pre_scale[k]))
+            return err_set(e, ERR_VALUE, "%s: pre_scale[%lld] is %g", name, (long long)k,
+                           (double)q->pre_scale[k]);
+    if (!isfinite(q->input_scale) || !isfinite(q->input_zero) || !isfinite(q->input_global))
+        return err_set(e, ERR_VALUE, "%s: the input scale is not a finite number", name);
+out:
+    return rc;
 }
 
-/* ---- slices -------------------------------------------------------------------------------------
+/* ---- views -------------------------------------------------------------------------------------
  */
 
-static int slice_rows(const qtensor *q, int64_t lo, int64_t hi, qtensor *out, err *e)
+static const void *advance(const void *p, num_dtype t, int64_t elements)
 {
-    if (q->E != 1) return err_set(e, ERR_UNSUPPORTED, "slice: take one expert before rows");
-    int64_t bn = q->scales ? q->block_n : 1;
-    if (q->scales && q->scale_rows > 1 && (lo % bn || (hi % bn && hi != q->N)))
-        return err_set(e, ERR_SHAPE, "slice: rows %lld to %lld do not fall on blocks of %lld",
-                       (long long)lo, (long long)hi, (long long)bn);
-    out->codes = q->codes + (size_t)lo * q->row_bytes;
-    out->N = hi - lo;
-    if (q->scales && q->scale_rows > 1) {
-        size_t at = (size_t)(lo / bn * q->scale_cols);
-        out->scales = (const uint8_t *)q->scales + at * (size_t)(num_infos[q->scale_type].bits / 8);
-        if (q->zeros)
-            out->zeros =
-                (const uint8_t *)q->zeros + at * (size_t)(num_infos[q->zero_type].bits / 8);
-        out->scale_rows = (out->N + bn - 1) / bn;
-    } else if (q->scales) {
-        out->block_n = out->N;
+    return p ? (const uint8_t *)p + num_bytes(t, 1) * (size_t)elements : NULL;
+}
+
+static int slice_rows(qtensor *v, int64_t lo, int64_t hi, err *e)
+{
+    if (v->E != 1)
+        return err_set(e, ERR_UNSUPPORTED, "rows of %lld experts: cut out one expert first",
+                       (long long)v->E);
+    bool one = v->block_n >= v->N; /* one scale row for all: any cut is fine */
+    if ((v->scales || v->zeros) && !one && (lo % v->block_n || (hi % v->block_n && hi != v->N)))
+        return err_set(e, ERR_UNSUPPORTED, "rows %lld to %lld: a scale covers %lld rows, cut there",
+                       (long long)lo, (long long)hi, (long long)v->block_n);
+    v->codes += (size_t)lo * v->row_bytes;
+    if (!one) {
+        int64_t skip = lo / v->block_n * v->scale_cols;
+        v->scales = advance(v->scales, v->scale_type, skip);
+        v->zeros = advance(v->zeros, v->zero_type, skip);
+        v->scale_rows = ceil_div(hi - lo, v->block_n);
     }
-    for (int i = 0; i <= q->n_global && q->n_global; i++) {
-        int64_t r = q->global_row[i] - lo;
-        out->global_row[i] = r < 0 ? 0 : r > out->N ? out->N : r;
+    int n = 0;
+    for (int i = 0; i < v->n_global; i++) {
+        int64_t a = v->global_row[i] < lo ? lo : v->global_row[i];
+        int64_t b = v->global_row[i + 1] > hi ? hi : v->global_row[i + 1];
+        if (a >= b) continue;
+        v->global[n] = v->global[i];
+        v->global_row[n] = a - lo;
+        v->global_row[++n] = b - lo;
     }
+    v->n_global = n;
+    v->N = hi - lo;
     return 0;
+}
+
+/* A copy of grid columns [lo,hi) of all scale rows: a grid is dense, so a cut of one cannot borrow.
+ */
+static int cut_grid(qtensor *v, num_dtype t, const void **data, int64_t lo, int64_t hi, err *e)
+{
+    if (!*data) return 0;
+    void *p;
+    size_t one = num_bytes(t, 1), from = (size_t)v->scale_cols * one, to = (size_t)(hi - lo) * one;
+    int rc = own(v, &p, v->E, v->scale_rows, hi - lo, one, e);
+    if (rc < 0) return rc;
+    for (int64_t r = 0; r < v->E * v->scale_rows; r++)
+        memcpy((uint8_t *)p + (size_t)r * to,
+               (const uint8_t *)*data + (size_t)r * from + (size_t)lo * one, to);
+    *data = p;
+    return 0;
+}
+
+/* With act-order the grid stays whole: any column may belong to any group. */
+static int slice_columns(qtensor *v, int64_t lo, int64_t hi, err *e)
+{
+    size_t bits = (size_t)num_infos[v->code].bits;
+    bool grouped = !v->g_idx && (v->scales || v->zeros) && v->block_k < v->K;
+    int rc = 0;
+    if ((size_t)lo % 8 * bits % 8 || (hi != v->K && (size_t)hi % 8 * bits % 8))
+        return err_set(e, ERR_UNSUPPORTED,
+                       "columns %lld to %lld: %s codes must be cut at byte borders, such as "
+                       "multiples of 8",
+                       (long long)lo, (long long)hi, num_infos[v->code].name);
+    if (grouped && (lo % v->block_k || (hi % v->block_k && hi != v->K)))
+        return err_set(e, ERR_UNSUPPORTED,
+                       "columns %lld to %lld: a scale covers %lld columns, cut there",
+                       (long long)lo, (long long)hi, (long long)v->block_k);
+    v->codes += num_bytes(v->code, (size_t)lo);
+    if (v->pre_scale) v->pre_scale += lo;
+    if (v->g_idx) v->g_idx += lo;
+    if (grouped) {
+        int64_t a = lo / v->block_k, b = ceil_div(hi, v->block_k);
+        TRY(cut_grid(v, v->scale_type, &v->scales, a, b, e));
+        TRY(cut_grid(v, v->zero_type, &v->zeros, a, b, e));
+        v->scale_cols = b - a;
+    }
+    v->K = hi - lo;
+out:
+    return rc;
 }
 
 int qtensor_slice(const qtensor *q, char axis, int64_t lo, int64_t hi, qtensor *out, err *e)
 {
-    int64_t size = axis == 'N' ? q->N : axis == 'K' ? q->K : q->E;
-    *out = *q;
-    out->n_owned = 0;
-    if (lo < 0 || hi > size || lo >= hi)
-        return err_set(e, ERR_SHAPE, "slice: %lld to %lld of %lld along %c", (long long)lo,
-                       (long long)hi, (long long)size, axis);
-    if (axis == 'N') return slice_rows(q, lo, hi, out, e);
+    int64_t size = axis == 'E' ? q->E : axis == 'N' ? q->N : q->K;
+    if (lo < 0 || lo >= hi || hi > size)
+        return err_set(e, ERR_VALUE, "slice %lld to %lld is outside of 0 to %lld along %c",
+                       (long long)lo, (long long)hi, (long long)size, axis);
+    qtensor v = *q;
+    v.n_owned = 0;
+    memset(v.owned, 0, sizeof v.owned);
+    int rc = 0;
     if (axis == 'E') {
-        if (hi - lo != 1 && q->n_global)
-            return err_set(e, ERR_UNSUPPORTED, "slice: one expert at a time");
-        size_t at = (size_t)(lo * q->scale_rows * q->scale_cols);
-        out->E = hi - lo;
-        out->codes = q->codes + (size_t)(lo * q->N) * q->row_bytes;
-        if (q->scales)
-            out->scales =
-                (const uint8_t *)q->scales + at * (size_t)(num_infos[q->scale_type].bits / 8);
-        if (q->zeros)
-            out->zeros =
-                (const uint8_t *)q->zeros + at * (size_t)(num_infos[q->zero_type].bits / 8);
-        return 0;
+        v.codes += (size_t)(lo * q->N) * q->row_bytes;
+        v.scales = advance(v.scales, v.scale_type, lo * q->scale_rows * q->scale_cols);
+        v.zeros = advance(v.zeros, v.zero_type, lo * q->scale_rows * q->scale_cols);
+        v.E = hi - lo;
+    } else {
+        rc = axis == 'N' ? slice_rows(&v, lo, hi, e) : slice_columns(&v, lo, hi, e);
     }
-    int bits = num_infos[q->code].bits;
-    if (lo * bits % 8)
-        return err_set(e, ERR_SHAPE, "slice: column %lld does not begin on a byte", (long long)lo);
-    if (q->scales && q->scale_cols > 1)
-        return err_set(
-            e, ERR_UNSUPPORTED,
-            "slice: columns of a tensor with several scales along K need a copy of the scales");
-    out->codes = q->codes + (size_t)(lo * bits / 8);
-    out->K = hi - lo;
-    if (q->g_idx) out->g_idx = q->g_idx + lo;
-    if (q->pre_scale) out->pre_scale = q->pre_scale + lo;
-    if (q->scales) out->block_k = out->K;
-    return 0;
+    if (rc < 0)
+        qtensor_free(&v);
+    else
+        *out = v;
+    return rc;
 }
+
+/* ---- bytes -------------------------------------------------------------------------------------
+ */
 
 void qtensor_bytes(const qtensor *q, qbytes *add)
 {
-    uint64_t rows = (uint64_t)(q->E * q->N), codes = rows * q->row_bytes;
-    uint64_t tight = (rows * (uint64_t)q->K * (uint64_t)num_infos[q->code].bits + 7) / 8;
-    uint64_t grid = (uint64_t)(q->E * q->scale_rows * q->scale_cols), before = add->total;
-    if (!q->scales) {
-        add->unquantized += codes;
-        add->total += codes;
-        return;
+    uint64_t rows = (uint64_t)(q->E * q->N),
+             grid = (uint64_t)(q->E * q->scale_rows * q->scale_cols);
+    uint64_t bits = (uint64_t)num_infos[q->code].bits * (uint64_t)q->K, all = rows * q->row_bytes;
+    uint64_t whole = rows * (bits / 8) + rows * (bits % 8) / 8; /* the codes without row padding */
+    uint64_t scales = q->scales ? grid * num_bytes(q->scale_type, 1) : 0;
+    uint64_t zeros = q->zeros ? grid * num_bytes(q->zero_type, 1) : 0;
+    scales += 4 * (uint64_t)q->n_global;
+    if (qaxis_quantized(&q->spec.w)) {
+        add->codes += whole;
+        add->padding += all - whole;
+    } else {
+        add->unquantized += all;
     }
-    add->codes += tight;
-    add->padding += codes - tight;
-    add->scales += grid * (uint64_t)num_infos[q->scale_type].bits / 8 + 4 * (uint64_t)q->n_global;
-    if (q->zeros) add->zeros += grid * (uint64_t)num_infos[q->zero_type].bits / 8;
-    add->total = before + codes + grid * (uint64_t)num_infos[q->scale_type].bits / 8 +
-                 4 * (uint64_t)q->n_global +
-                 (q->zeros ? grid * (uint64_t)num_infos[q->zero_type].bits / 8 : 0);
+    add->scales += scales;
+    add->zeros += zeros;
+    add->total += all + scales + zeros;
 }
