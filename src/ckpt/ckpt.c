@@ -1,0 +1,476 @@
+/* A model on disk: where it is, which files belong to it, every tensor by name. Only headers are
+ * read. */
+#include "ckpt/ckpt_internal.h"
+#include <ctype.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+/* ---- where is it --------------------------------------------------------------------------------
+ */
+
+static char *env_path(const char *name, const char *tail)
+{
+    const char *v = getenv(name);
+    return v && *v ? xasprintf("%s%s", v, tail) : NULL;
+}
+
+/* "org/name" in the hub cache: models--org--name/snapshots/<refs/main>, or the only snapshot. */
+static char *hub_lookup(const char *name)
+{
+    char *root = env_path("HF_HUB_CACHE", "");
+    if (!root) root = env_path("HF_HOME", "/hub");
+    if (!root) root = env_path("HOME", "/.cache/huggingface/hub");
+    if (!root) return NULL;
+    buf dir = {0}, rev = {0};
+    char *out = NULL, **names = NULL;
+    size_t n = 0;
+    buf_printf(&dir, "%s/models--", root);
+    for (const char *s = name; *s; s++)
+        buf_printf(&dir, *s == '/' ? "--" : "%c", *s);
+    char *ref = xasprintf("%s/refs/main", dir.data), *snaps = xasprintf("%s/snapshots", dir.data);
+    if (file_exists(ref) && file_read_all(&rev, ref, 256, NULL) == 0) {
+        while (rev.len && isspace((unsigned char)rev.data[rev.len - 1]))
+            rev.data[--rev.len] = 0;
+        out = xasprintf("%s/%s", snaps, rev.data);
+    } else if (file_list(snaps, &names, &n, NULL) == 0 && n == 1) {
+        out = xasprintf("%s/%s", snaps, names[0]);
+    }
+    if (out && !file_is_dir(out)) {
+        free(out);
+        out = NULL;
+    }
+    file_list_free(names, n);
+    free(ref);
+    free(snaps);
+    free(root);
+    buf_free(&dir);
+    buf_free(&rev);
+    return out;
+}
+
+static bool ends_with(const char *s, const char *tail)
+{
+    size_t n = strlen(s), k = strlen(tail);
+    return n >= k && !strcmp(s + n - k, tail);
+}
+
+/* Resolves what the user gave to a directory or a .gguf file. */
+static int resolve(const char *given, char **out, err *e)
+{
+    *out = NULL;
+    if (!*given) return err_set(e, ERR_USAGE, "the model path is empty");
+    if (file_is_dir(given)) {
+        *out = xstrdup(given);
+    } else if (file_exists(given)) {
+        if (ends_with(given, ".gguf")) {
+            *out = xstrdup(given);
+        } else if (ends_with(given, ".safetensors") || ends_with(given, "config.json")) {
+            const char *slash = strrchr(given, '/');
+            *out = slash ? xstrndup(given, (size_t)(slash - given)) : xstrdup(".");
+        } else {
+            return err_set(e, ERR_FORMAT, "%s: neither a model folder nor a .gguf file", given);
+        }
+    } else {
+        const char *slash = strchr(given, '/');
+        if (slash && slash != given && slash[1] && !strchr(slash + 1, '/') && given[0] != '.')
+            *out = hub_lookup(given);
+        if (!*out)
+            return err_set(
+                e, ERR_NOTFOUND, "%s: no such folder or file%s", given,
+                slash && given[0] != '/'
+                    ? ", and no snapshot of this name in the hub cache (HF_HUB_CACHE, HF_HOME)"
+                    : "");
+    }
+    return 0;
+}
+
+/* ---- tensors ------------------------------------------------------------------------------------
+ */
+
+static size_t slot_of(const ckpt *c, const char *name, size_t n)
+{
+    return (size_t)XXH3_64bits(name, n) & (c->n_hash - 1);
+}
+
+int ckpt__index(ckpt *c, err *e)
+{
+    c->n_hash = 16;
+    while (c->n_hash < 2 * c->n_tensors + 1)
+        c->n_hash *= 2;
+    c->hash = arena_alloc(c->mem, sizeof *c->hash * c->n_hash);
+    for (size_t i = 0; i < c->n_tensors; i++) {
+        const char *name = c->tensors[i].name;
+        size_t s = slot_of(c, name, strlen(name));
+        for (; c->hash[s]; s = (s + 1) & (c->n_hash - 1))
+            if (!strcmp(c->tensors[c->hash[s] - 1].name, name))
+                return err_set(e, ERR_FORMAT, "tensor '%s' is in %s and in %s", name,
+                               c->tensors[c->hash[s] - 1].path, c->tensors[i].path);
+        c->hash[s] = (uint32_t)i + 1;
+    }
+    return 0;
+}
+
+const ckpt_tensor *ckpt_find(const ckpt *c, const char *name)
+{
+    if (!c->n_hash) return NULL;
+    for (size_t s = slot_of(c, name, strlen(name)); c->hash[s]; s = (s + 1) & (c->n_hash - 1))
+        if (!strcmp(c->tensors[c->hash[s] - 1].name, name)) return &c->tensors[c->hash[s] - 1];
+    return NULL;
+}
+
+/* Length of the longest common prefix and suffix together: a cheap "looks like". */
+static size_t likeness(const char *a, const char *b)
+{
+    size_t na = strlen(a), nb = strlen(b), p = 0, s = 0;
+    while (p < na && p < nb && a[p] == b[p])
+        p++;
+    while (s < na - p && s < nb - p && a[na - 1 - s] == b[nb - 1 - s])
+        s++;
+    return p + s;
+}
+
+int ckpt_need(const ckpt *c, const char *name, const ckpt_tensor **out, err *e)
+{
+    *out = ckpt_find(c, name);
+    if (*out) return 0;
+    const char *near = "";
+    size_t best = strlen(name) / 2;
+    for (size_t i = 0; i < c->n_tensors; i++) {
+        size_t k = likeness(name, c->tensors[i].name);
+        if (k > best) best = k, near = c->tensors[i].name;
+    }
+    return err_set(
+        e, ERR_MISSING,
+        "%s: tensor '%s' is missing among %zu tensors%s%s%s; the checkpoint is incomplete", c->path,
+        name, c->n_tensors, *near ? " (nearest name: '" : "", near, *near ? "')" : "");
+}
+
+static void take_file(ckpt *c, const st_file *f)
+{
+    for (size_t i = 0; i < f->n; i++) {
+        const st_tensor *t = &f->tensors[i];
+        ckpt_tensor *o = &c->tensors[c->n_tensors++];
+        *o = (ckpt_tensor){.name = t->name,
+                           .dtype = t->dtype,
+                           .n_dims = t->n_dims,
+                           .bytes = t->bytes,
+                           .data = t->data,
+                           .path = t->path};
+        memcpy(o->shape, t->shape, sizeof t->shape);
+    }
+    c->file_bytes += f->map.size;
+}
+
+/* ---- shards -------------------------------------------------------------------------------------
+ */
+
+static int compare_text(const void *a, const void *b)
+{
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+/* Distinct file names of weight_map, sorted; names with a folder in them are refused. */
+static int shard_names(ckpt *c, const json *map, const char *where, char ***out, size_t *n, err *e)
+{
+    size_t total = (size_t)cJSON_GetArraySize(map), k = 0;
+    char **names = arena_alloc(c->mem, sizeof *names * (total + 1));
+    for (const json *v = map->child; v; v = v->next) {
+        if (!cJSON_IsString(v) || strchr(v->valuestring, '/') || !*v->valuestring)
+            return err_set(e, ERR_FORMAT, "%s: weight_map['%.100s'] is not a file name", where,
+                           v->string);
+        names[k++] = v->valuestring;
+    }
+    if (!k) return err_set(e, ERR_FORMAT, "%s: weight_map is empty", where);
+    qsort(names, k, sizeof *names, compare_text);
+    *n = 0;
+    for (size_t i = 0; i < k; i++)
+        if (!*n || strcmp(names[*n - 1], names[i])) names[(*n)++] = names[i];
+    *out = names;
+    return 0;
+}
+
+/* Every name of the index must be in the file that the index says. */
+static int check_index(const ckpt *c, const json *map, const char *where, err *e)
+{
+    for (const json *v = map->child; v; v = v->next) {
+        const ckpt_tensor *t = ckpt_find(c, v->string);
+        if (!t)
+            return err_set(e, ERR_MISSING, "%s: tensor '%.200s' should be in %s, but is not there",
+                           where, v->string, v->valuestring);
+        if (strcmp(file_basename(t->path), v->valuestring))
+            return err_set(e, ERR_FORMAT, "%s: tensor '%.200s' should be in %s, but is in %s",
+                           where, v->string, v->valuestring, file_basename(t->path));
+    }
+    return 0;
+}
+
+static int open_files(ckpt *c, char *const *names, size_t n, err *e)
+{
+    size_t total = 0;
+    c->files = arena_alloc(c->mem, sizeof *c->files * (n + 1));
+    for (size_t i = 0; i < n; i++) {
+        char *path = file_join(c->path, names[i]);
+        int rc = st_open(&c->files[c->n_files], path, e);
+        free(path);
+        if (rc < 0) return rc;
+        total += c->files[c->n_files++].n;
+    }
+    c->tensors = arena_alloc(c->mem, sizeof *c->tensors * (total + 1));
+    for (size_t i = 0; i < n; i++)
+        take_file(c, &c->files[i]);
+    return ckpt__index(c, e);
+}
+
+/* Names of all .safetensors in the folder when there is no index. */
+static int loose_files(ckpt *c, err *e)
+{
+    char **names = NULL, *weights[1] = {NULL};
+    size_t n = 0, k = 0;
+    int rc = file_list(c->path, &names, &n, e);
+    for (size_t i = 0; rc == 0 && i < n; i++)
+        if (ends_with(names[i], ".safetensors")) {
+            if (!strcmp(names[i], "model.safetensors")) weights[0] = names[i];
+            if (k++ == 0 && !weights[0]) weights[0] = names[i];
+        }
+    if (rc == 0 && !k)
+        rc = err_set(e, ERR_MISSING,
+                     "%s: no .safetensors file and no model.safetensors.index.json here", c->path);
+    else if (rc == 0 && k > 1 && strcmp(weights[0], "model.safetensors"))
+        rc = err_set(e, ERR_MISSING,
+                     "%s: %zu .safetensors files but no model.safetensors.index.json that says "
+                     "what is in which",
+                     c->path, k);
+    else if (rc == 0)
+        rc = open_files(c, weights, 1, e);
+    file_list_free(names, n);
+    return rc;
+}
+
+static int open_weights(ckpt *c, err *e)
+{
+    int rc = 0;
+    char *index = file_join(c->path, "model.safetensors.index.json"), **names = NULL;
+    size_t n = 0;
+    if (!file_exists(index)) {
+        rc = loose_files(c, e);
+        goto out;
+    }
+    TRY(json_parse_file(&c->index_json, index, e));
+    const json *map = json_get(c->index_json, "weight_map");
+    if (!cJSON_IsObject(map)) {
+        rc = err_set(e, ERR_FORMAT, "%s: no weight_map object", index);
+        goto out;
+    }
+    TRY(shard_names(c, map, index, &names, &n, e));
+    TRY(open_files(c, names, n, e));
+    TRY(check_index(c, map, index, e));
+out:
+    free(index);
+    return rc;
+}
+
+static int open_config(ckpt *c, err *e)
+{
+    int rc = 0;
+    char *cfg = file_join(c->path, "config.json"),
+         *gen = file_join(c->path, "generation_config.json");
+    if (!file_exists(cfg)) {
+        rc = err_set(e, ERR_MISSING,
+                     "%s: no config.json here; a model folder or a .gguf file is needed", c->path);
+        goto out;
+    }
+    TRY(json_parse_file(&c->config_json, cfg, e));
+    if (file_exists(gen)) TRY(json_parse_file(&c->gen_json, gen, e));
+    TRY(config_parse(&c->cfg, c->config_json, c->gen_json, cfg, e));
+    c->cfg_ok = true;
+    const json *origin = json_get(c->config_json, "tare_origin");
+    if (origin) {
+        char *text = cJSON_IsString(origin) ? NULL : cJSON_PrintUnformatted(origin);
+        c->origin = arena_strdup(c->mem, text                     ? text
+                                         : cJSON_IsString(origin) ? origin->valuestring
+                                                                  : "");
+        cJSON_free(text);
+    }
+out:
+    free(cfg);
+    free(gen);
+    return rc;
+}
+
+/* ---- public -------------------------------------------------------------------------------------
+ */
+
+int ckpt_open(ckpt **out, const char *path_or_name, err *e)
+{
+    int rc = 0;
+    ckpt *c = xcalloc(1, sizeof *c);
+    c->mem = arena_make();
+    *out = NULL;
+    TRY(resolve(path_or_name, &c->path, e));
+    if (!file_is_dir(c->path)) {
+        c->is_gguf = true;
+        TRY(ckpt__open_gguf(c, c->path, e));
+        c->cfg_ok = true;
+    } else {
+        TRY(open_config(c, e));
+        TRY(open_weights(c, e));
+    }
+    *out = c;
+    c = NULL;
+out:
+    ckpt_close(c);
+    return rc;
+}
+
+void ckpt_close(ckpt *c)
+{
+    if (!c) return;
+    for (size_t i = 0; i < c->n_files; i++)
+        st_close(&c->files[i]);
+    if (c->cfg_ok) config_free(&c->cfg);
+    if (c->is_gguf) gguf_close(&c->gguf);
+    json_drop(c->config_json);
+    json_drop(c->gen_json);
+    json_drop(c->index_json);
+    arena_drop(c->mem);
+    free(c->path);
+    free(c);
+}
+
+const char *ckpt_path(const ckpt *c)
+{
+    return c->path;
+}
+bool ckpt_is_gguf(const ckpt *c)
+{
+    return c->is_gguf;
+}
+const char *ckpt_gguf_types(const ckpt *c)
+{
+    return c->gguf_text ? c->gguf_text : "";
+}
+ckpt_config *ckpt_cfg(ckpt *c)
+{
+    return &c->cfg;
+}
+size_t ckpt_n_tensors(const ckpt *c)
+{
+    return c->n_tensors;
+}
+const ckpt_tensor *ckpt_tensor_at(const ckpt *c, size_t i)
+{
+    return &c->tensors[i];
+}
+uint64_t ckpt_file_bytes(const ckpt *c)
+{
+    return c->file_bytes;
+}
+const char *ckpt_origin(const ckpt *c)
+{
+    return c->origin;
+}
+
+/* Row of the file that holds row r of the HF tensor: llama's q and k are stored with the two halves
+ * of each head interleaved, row h*D + 2*i + half in the file is row h*D + half*D/2 + i of the HF
+ * tensor. */
+static int64_t stored_row(const ckpt_tensor *t, int64_t r)
+{
+    if (!t->permute_heads) return r;
+    int64_t D = t->shape[0] / t->permute_heads, h = r / D, in = r % D;
+    return h * D + in % (D / 2) * 2 + in / (D / 2);
+}
+
+int ckpt_load_rows(const ckpt *c, const ckpt_tensor *t, int64_t r0, int64_t r1, float *out, err *e)
+{
+    int64_t rows = t->n_dims == 2 ? t->shape[0] : 1, K = 1;
+    if (t->n_dims != 1 && t->n_dims != 2)
+        return err_set(e, ERR_SHAPE,
+                       "%s: tensor '%s' has %d dimensions, rows are taken from 1 or 2", c->path,
+                       t->name, t->n_dims);
+    K = t->n_dims == 2 ? t->shape[1] : t->shape[0];
+    if (r0 < 0 || r1 > rows || r0 > r1)
+        return err_set(e, ERR_SHAPE, "%s: tensor '%s': rows %lld to %lld of %lld", c->path, t->name,
+                       (long long)r0, (long long)r1, (long long)rows);
+    bool plain = !t->gguf && (t->dtype == NUM_F32 || t->dtype == NUM_F16 || t->dtype == NUM_BF16 ||
+                              t->dtype == NUM_F64);
+    if (!t->gguf && !plain)
+        return err_set(e, ERR_DTYPE, "%s: tensor '%s' is %s, a plain float tensor is needed",
+                       c->path, t->name,
+                       t->dtype == NUM_NONE ? "of unknown type" : num_infos[t->dtype].name);
+    size_t stride = t->gguf ? (size_t)(K / t->gguf->block) * (size_t)t->gguf->bytes
+                            : num_bytes(t->dtype, (size_t)K);
+    for (int64_t r = r0; r < r1; r++) {
+        const uint8_t *src = t->data + (size_t)stored_row(t, r) * stride;
+        float *dst = out + (size_t)(r - r0) * (size_t)K;
+        if (t->gguf)
+            t->gguf->decode(src, (size_t)K, dst);
+        else
+            num_decode_row(t->dtype, src, (size_t)K, dst);
+    }
+    return 0;
+}
+
+void ckpt_dontneed(const ckpt *c, const ckpt_tensor *t)
+{
+    const file_map *m = c->is_gguf ? &c->gguf.map : NULL;
+    for (size_t i = 0; !m && i < c->n_files; i++)
+        if (c->files[i].map.path == t->path) m = &c->files[i].map;
+    if (m && t->data) file_map_dontneed(m, (size_t)(t->data - m->data), (size_t)t->bytes);
+}
+
+char *ckpt_side_file(const ckpt *c, const char *name)
+{
+    if (c->is_gguf) return NULL;
+    char *p = file_join(c->path, name);
+    if (file_exists(p)) return p;
+    free(p);
+    return NULL;
+}
+
+static int side_text(const ckpt *c, const char *name, buf *out, err *e)
+{
+    char *p = ckpt_side_file(c, name);
+    int rc = p ? file_read_all(out, p, (size_t)256 << 20, e) : 0;
+    free(p);
+    return rc;
+}
+
+int ckpt_tokenizer_json(const ckpt *c, buf *out, err *e)
+{
+    return c->is_gguf ? ckpt__gguf_tokenizer(c, out, e) : side_text(c, "tokenizer.json", out, e);
+}
+
+int ckpt_tokenizer_config(const ckpt *c, buf *out, err *e)
+{
+    return c->is_gguf ? ckpt__gguf_tokenizer_config(c, out, e)
+                      : side_text(c, "tokenizer_config.json", out, e);
+}
+
+/* chat_template.jinja wins over tokenizer_config.json's chat_template, which is a string or a list
+ * of {name, template} whose "default" is taken. */
+int ckpt_chat_template(const ckpt *c, buf *out, err *e)
+{
+    if (c->is_gguf) return ckpt__gguf_template(c, out, e);
+    int rc = side_text(c, "chat_template.jinja", out, e);
+    if (rc < 0 || out->len) return rc;
+    char *p = ckpt_side_file(c, "tokenizer_config.json");
+    json *j = NULL;
+    if (p) rc = json_parse_file(&j, p, e);
+    free(p);
+    const json *t = json_get(j, "chat_template");
+    if (cJSON_IsString(t))
+        buf_puts(out, t->valuestring);
+    else if (cJSON_IsArray(t)) {
+        const json *pick = t->child;
+        for (const json *v = t->child; v; v = v->next) {
+            const json *name = json_get(v, "name");
+            if (cJSON_IsString(name) && !strcmp(name->valuestring, "default")) pick = v;
+        }
+        const json *text = json_get(pick, "template");
+        if (cJSON_IsString(text)) buf_puts(out, text->valuestring);
+    }
+    json_drop(j);
+    return rc;
+}

@@ -1,0 +1,401 @@
+/* config.json as a typed struct.
+ *
+ * transformers 4 writes rope_theta, rope_scaling and torch_dtype; transformers 5 writes
+ * rope_parameters and dtype. Files in the wild hold both. The newer spelling wins; where they
+ * differ a warning is kept in the config. Multimodal models keep the language part under
+ * text_config: it is read in its place. */
+#include "ckpt/config.h"
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct parse {
+    ckpt_config *c;
+    const json *root; /* whole file */
+    const json *j;    /* text_config or root */
+    const char *where;
+    err *e;
+} parse;
+
+static void warn(parse *p, const char *fmt, ...) PRINTF(2, 3);
+static void warn(parse *p, const char *fmt, ...)
+{
+    char text[512];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    ckpt_config *c = p->c;
+    char **grown = arena_alloc(c->mem, sizeof *grown * (size_t)(c->n_warnings + 1));
+    if (c->n_warnings) memcpy(grown, c->warnings, sizeof *grown * (size_t)c->n_warnings);
+    grown[c->n_warnings++] = arena_printf(c->mem, "%s: %s", p->where, text);
+    c->warnings = grown;
+}
+
+/* First of several spellings that is there. */
+static int int_of(parse *p, const char *const *keys, int64_t *out)
+{
+    for (; *keys; keys++) {
+        int rc = json_get_i64(p->j, *keys, out, p->where, p->e);
+        if (rc) return rc;
+    }
+    return 0;
+}
+
+#define KEYS(...) ((const char *const[]){__VA_ARGS__, NULL})
+
+static int text_of(parse *p, const json *j, const char *key, char *out, size_t cap)
+{
+    const char *s = NULL;
+    int rc = json_get_str(j, key, &s, p->where, p->e);
+    if (rc > 0) snprintf(out, cap, "%s", s);
+    return rc;
+}
+
+static int positive(parse *p, int64_t v, const char *key, int64_t max)
+{
+    if (v >= 1 && v <= max) return 0;
+    return err_set(p->e, ERR_VALUE, "%s: '%s' is %lld; expected 1 to %lld", p->where, key,
+                   (long long)v, (long long)max);
+}
+
+/* ---- shapes -------------------------------------------------------------------------------------
+ */
+
+static int parse_shapes(parse *p)
+{
+    ckpt_config *c = p->c;
+    int rc = 0;
+    TRY(int_of(p, KEYS("vocab_size"), &c->vocab_size));
+    TRY(int_of(p, KEYS("hidden_size", "n_embd", "d_model"), &c->hidden_size));
+    TRY(int_of(p, KEYS("intermediate_size", "n_inner", "ffn_hidden_size"), &c->intermediate_size));
+    TRY(int_of(p, KEYS("num_hidden_layers", "n_layer", "num_layers"), &c->n_layers));
+    TRY(int_of(p, KEYS("num_attention_heads", "n_head"), &c->n_heads));
+    c->n_kv_heads = c->n_heads;
+    TRY(int_of(p, KEYS("num_key_value_heads"), &c->n_kv_heads));
+    if (c->n_heads > 0) c->head_dim = c->hidden_size / c->n_heads;
+    TRY(int_of(p, KEYS("head_dim"), &c->head_dim));
+    c->max_position = 2048;
+    TRY(int_of(p, KEYS("max_position_embeddings", "n_positions", "max_sequence_length"),
+               &c->max_position));
+    c->rms_norm_eps = 1e-6;
+    TRY(json_get_f64(p->j, "rms_norm_eps", &c->rms_norm_eps, p->where, p->e));
+    TRY(text_of(p, p->j, "hidden_act", c->hidden_act, sizeof c->hidden_act));
+    if (!*c->hidden_act) snprintf(c->hidden_act, sizeof c->hidden_act, "silu");
+    rc = 0;
+out:
+    return rc;
+}
+
+/* Sizes that any model needs, and that code multiplies: bounded so that no product can wrap. */
+static int check_shapes(parse *p)
+{
+    ckpt_config *c = p->c;
+    int rc = 0;
+    static const int64_t big = (int64_t)1 << 31;
+    TRY(positive(p, c->vocab_size, "vocab_size", big - 1));
+    TRY(positive(p, c->hidden_size, "hidden_size", 1 << 24));
+    TRY(positive(p, c->n_layers, "num_hidden_layers", 1 << 16));
+    TRY(positive(p, c->n_heads, "num_attention_heads", 1 << 16));
+    TRY(positive(p, c->n_kv_heads, "num_key_value_heads", 1 << 16));
+    TRY(positive(p, c->head_dim, "head_dim", 1 << 16));
+    TRY(positive(p, c->max_position, "max_position_embeddings", big));
+    if (c->intermediate_size < 0 || c->intermediate_size > 1 << 26)
+        rc = err_set(p->e, ERR_VALUE, "%s: 'intermediate_size' is %lld", p->where,
+                     (long long)c->intermediate_size);
+out:
+    return rc;
+}
+
+/* ---- rope ---------------------------------------------------------------------------------------
+ */
+
+static int rope_kind_of(parse *p, const char *s, rope_kind *out)
+{
+    static const struct {
+        const char *name;
+        rope_kind kind;
+    } names[] = {{"default", ROPE_DEFAULT}, {"linear", ROPE_LINEAR}, {"dynamic", ROPE_DYNAMIC},
+                 {"llama3", ROPE_LLAMA3},   {"yarn", ROPE_YARN},     {"longrope", ROPE_LONGROPE},
+                 {"su", ROPE_LONGROPE},     {"none", ROPE_NONE}};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (!strcmp(names[i].name, s)) {
+            *out = names[i].kind;
+            return 0;
+        }
+    return err_set(p->e, ERR_UNSUPPORTED,
+                   "%s: rope type '%.40s' is not known; known are default, linear, dynamic, "
+                   "llama3, yarn, longrope",
+                   p->where, s);
+}
+
+static int factor_list(parse *p, const json *o, const char *key, double **out, int *n)
+{
+    const json *a = json_get(o, key);
+    if (!a || cJSON_IsNull(a)) return 0;
+    if (!cJSON_IsArray(a))
+        return err_set(p->e, ERR_FORMAT, "%s: rope '%s' must be a list", p->where, key);
+    *out = arena_alloc(p->c->mem, sizeof **out * (size_t)(cJSON_GetArraySize(a) + 1));
+    *n = 0;
+    for (const json *v = a->child; v; v = v->next) {
+        if (!cJSON_IsNumber(v))
+            return err_set(p->e, ERR_FORMAT, "%s: rope '%s' must hold numbers", p->where, key);
+        (*out)[(*n)++] = v->valuedouble;
+    }
+    return 0;
+}
+
+/* One rope object, either spelling. */
+static int rope_object(parse *p, const json *o, rope_config *r)
+{
+    const char *type = NULL;
+    int rc = 0;
+    err *e = p->e;
+    TRY(json_get_str(o, "type", &type, p->where, e));
+    TRY(json_get_str(o, "rope_type", &type, p->where, e));
+    if (type) TRY(rope_kind_of(p, type, &r->kind));
+    TRY(json_get_f64(o, "rope_theta", &r->theta, p->where, e));
+    TRY(json_get_f64(o, "factor", &r->factor, p->where, e));
+    TRY(json_get_f64(o, "partial_rotary_factor", &r->partial_rotary_factor, p->where, e));
+    TRY(json_get_f64(o, "low_freq_factor", &r->low_freq_factor, p->where, e));
+    TRY(json_get_f64(o, "high_freq_factor", &r->high_freq_factor, p->where, e));
+    TRY(json_get_i64(o, "original_max_position_embeddings", &r->original_max_position, p->where,
+                     e));
+    TRY(json_get_f64(o, "beta_fast", &r->beta_fast, p->where, e));
+    TRY(json_get_f64(o, "beta_slow", &r->beta_slow, p->where, e));
+    TRY(json_get_f64(o, "attention_factor", &r->attention_factor, p->where, e));
+    TRY(json_get_f64(o, "mscale", &r->mscale, p->where, e));
+    TRY(json_get_f64(o, "mscale_all_dim", &r->mscale_all_dim, p->where, e));
+    TRY(json_get_bool(o, "truncate", &r->truncate, p->where, e));
+    TRY(factor_list(p, o, "short_factor", &r->short_factor, &r->n_short));
+    TRY(factor_list(p, o, "long_factor", &r->long_factor, &r->n_long));
+    rc = 0;
+out:
+    return rc;
+}
+
+/* rope_parameters may be keyed by layer type (gemma 3): full attention's entry is taken. */
+static const json *rope_of_full_attention(const json *o)
+{
+    const json *full = json_get(o, "full_attention");
+    return cJSON_IsObject(full) ? full : o;
+}
+
+static int parse_rope(parse *p)
+{
+    ckpt_config *c = p->c;
+    rope_config *r = &c->rope;
+    *r = (rope_config){.kind = ROPE_DEFAULT,
+                       .theta = 10000.0,
+                       .factor = 1.0,
+                       .partial_rotary_factor = 1.0,
+                       .low_freq_factor = 1.0,
+                       .high_freq_factor = 4.0,
+                       .beta_fast = 32,
+                       .beta_slow = 1,
+                       .truncate = true};
+    double old_theta = -1;
+    const json *old = json_get(p->j, "rope_scaling"),
+               *neu = rope_of_full_attention(json_get(p->j, "rope_parameters"));
+    int rc = 0;
+    TRY(json_get_f64(p->j, "partial_rotary_factor", &r->partial_rotary_factor, p->where, p->e));
+    TRY(json_get_f64(p->j, "rope_theta", &old_theta, p->where, p->e));
+    if (old_theta > 0) r->theta = old_theta;
+    TRY(json_get_i64(p->j, "original_max_position_embeddings", &r->original_max_position, p->where,
+                     p->e));
+    rope_config before = *r;
+    if (cJSON_IsObject(old)) TRY(rope_object(p, old, r));
+    if (cJSON_IsObject(neu)) {
+        rope_config was = *r;
+        bool had = cJSON_IsObject(old) || old_theta > 0;
+        *r = before;
+        TRY(rope_object(p, neu, r));
+        if (had && (was.theta != r->theta ||
+                    (cJSON_IsObject(old) && (was.kind != r->kind || was.factor != r->factor))))
+            warn(p,
+                 "rope_parameters (theta %g, factor %g) and rope_theta/rope_scaling (theta %g, "
+                 "factor %g) differ; rope_parameters is used",
+                 r->theta, r->factor, was.theta, was.factor);
+    }
+    if (!(r->theta > 0) || !(r->factor > 0) ||
+        !(r->partial_rotary_factor > 0 && r->partial_rotary_factor <= 1))
+        rc = err_set(p->e, ERR_VALUE,
+                     "%s: rope theta %g, factor %g, partial_rotary_factor %g: all must be "
+                     "positive, the last at most 1",
+                     p->where, r->theta, r->factor, r->partial_rotary_factor);
+    else
+        rc = 0;
+    if (!r->original_max_position) r->original_max_position = c->max_position;
+out:
+    return rc;
+}
+
+/* ---- the rest -----------------------------------------------------------------------------------
+ */
+
+static int parse_dtype(parse *p)
+{
+    const char *old = NULL, *neu = NULL;
+    int rc = json_get_str(p->j, "torch_dtype", &old, p->where, p->e);
+    if (rc >= 0) rc = json_get_str(p->j, "dtype", &neu, p->where, p->e);
+    if (rc < 0) return rc;
+    if (!old && !neu && p->j != p->root) {
+        json_get_str(p->root, "torch_dtype", &old, p->where, NULL);
+        json_get_str(p->root, "dtype", &neu, p->where, NULL);
+    }
+    const char *s = neu ? neu : old ? old : "bfloat16";
+    if (!strncmp(s, "torch.", 6)) s += 6;
+    num_dtype t = num_by_name(s, strlen(s));
+    if (old && neu && strcmp(old, neu))
+        warn(p, "dtype '%s' and torch_dtype '%s' differ; dtype is used", neu, old);
+    if (t == NUM_NONE) {
+        warn(p, "dtype '%.40s' is not known; the tensors' own types decide", s);
+        t = NUM_BF16;
+    }
+    p->c->dtype = t;
+    return 0;
+}
+
+static int add_ids(parse *p, const json *obj, const char *key, int64_t *list, int *n)
+{
+    const json *v = json_get(obj, key);
+    if (!v || cJSON_IsNull(v)) return 0;
+    for (const json *x = cJSON_IsArray(v) ? v->child : v; x;
+         x = cJSON_IsArray(v) ? x->next : NULL) {
+        if (!cJSON_IsNumber(x) || x->valuedouble < 0 || x->valuedouble > 2147483647.0)
+            return err_set(p->e, ERR_FORMAT, "%s: '%s' must be a token id or a list of them",
+                           p->where, key);
+        int64_t id = (int64_t)x->valuedouble;
+        bool have = false;
+        for (int i = 0; i < *n; i++)
+            have = have || list[i] == id;
+        if (!have && *n < CFG_MAX_EOS) list[(*n)++] = id;
+    }
+    return 0;
+}
+
+static int parse_ids(parse *p, const json *gen)
+{
+    ckpt_config *c = p->c;
+    int rc = 0;
+    const json *const from[] = {p->j, p->root != p->j ? p->root : NULL, gen};
+    for (size_t i = 0; i < 3; i++) {
+        if (!from[i]) continue;
+        TRY(add_ids(p, from[i], "bos_token_id", c->bos, &c->n_bos));
+        TRY(add_ids(p, from[i], "eos_token_id", c->eos, &c->n_eos));
+    }
+out:
+    return rc;
+}
+
+static bool is_type(const ckpt_config *c, const char *name)
+{
+    return !strcmp(c->model_type, name);
+}
+
+/* What a family fixes without saying it in the file. */
+static int parse_family(parse *p)
+{
+    ckpt_config *c = p->c;
+    int rc = 0;
+    bool bias = false, mlp = false;
+    TRY(json_get_bool(p->j, "attention_bias", &bias, p->where, p->e));
+    TRY(json_get_bool(p->j, "mlp_bias", &mlp, p->where, p->e));
+    c->attention_bias = c->attention_out_bias = bias;
+    c->mlp_bias = mlp;
+    if (is_type(c, "qwen2")) {
+        c->attention_bias = true;
+        c->attention_out_bias = false;
+    }
+    c->qk_norm = is_type(c, "qwen3") || is_type(c, "qwen3_moe");
+    const json *root = p->j;
+    rc = json_get_bool(root, "tie_word_embeddings", &c->tie_embeddings, p->where, p->e);
+    if (rc == 0 && p->j != p->root)
+        rc = json_get_bool(p->root, "tie_word_embeddings", &c->tie_embeddings, p->where, p->e);
+    if (rc < 0) goto out;
+    c->tie_embeddings_present = rc > 0;
+    rc = 0;
+out:
+    return rc;
+}
+
+static int parse_window(parse *p)
+{
+    ckpt_config *c = p->c;
+    int rc = 0;
+    bool use = !is_type(c, "qwen2") && !is_type(c, "qwen3"); /* these switch it on explicitly */
+    int64_t full_below = 0;
+    TRY(json_get_i64(p->j, "sliding_window", &c->sliding_window, p->where, p->e));
+    TRY(json_get_bool(p->j, "use_sliding_window", &use, p->where, p->e));
+    TRY(json_get_i64(p->j, "max_window_layers", &full_below, p->where, p->e));
+    if (!use || c->sliding_window < 0) c->sliding_window = 0;
+    c->layer_sliding = arena_alloc(c->mem, (size_t)c->n_layers);
+    const json *types = json_get(p->j, "layer_types");
+    bool by_type = cJSON_IsArray(types) && cJSON_GetArraySize(types) == c->n_layers;
+    const json *t = by_type ? types->child : NULL;
+    for (int64_t i = 0; i < c->n_layers; i++, t = t ? t->next : NULL) {
+        if (!c->sliding_window) continue;
+        if (by_type)
+            c->layer_sliding[i] = cJSON_IsString(t) && !strcmp(t->valuestring, "sliding_attention");
+        else
+            c->layer_sliding[i] = i >= full_below;
+    }
+    rc = 0;
+out:
+    return rc;
+}
+
+static void find_quant(parse *p)
+{
+    ckpt_config *c = p->c;
+    static const char *const keys[] = {"quantization_config", "compression_config"};
+    for (size_t i = 0; i < 2 && !c->quant; i++) {
+        const json *v = json_get(p->root, keys[i]);
+        const char *form = "%s: %s";
+        if (!cJSON_IsObject(v)) {
+            v = json_get(json_get(p->root, "text_config"), keys[i]);
+            form = "%s: text_config.%s";
+        }
+        if (!cJSON_IsObject(v)) continue;
+        c->quant = v;
+        c->quant_where = form[4] == 't'
+                             ? arena_printf(c->mem, "%s: text_config.%s", p->where, keys[i])
+                             : arena_printf(c->mem, "%s: %s", p->where, keys[i]);
+    }
+}
+
+int config_parse(ckpt_config *cfg, const json *raw, const json *gen, const char *where, err *e)
+{
+    int rc = 0;
+    *cfg = (ckpt_config){.mem = arena_make(), .raw = raw};
+    const json *text = json_get(raw, "text_config");
+    parse p = {cfg, raw, cJSON_IsObject(text) && json_get(text, "hidden_size") ? text : raw, where,
+               e};
+    if (!cJSON_IsObject(raw)) {
+        rc = err_set(e, ERR_FORMAT, "%s: not a JSON object", where);
+        goto out;
+    }
+    const json *arch = json_get(raw, "architectures");
+    if (cJSON_IsArray(arch) && cJSON_IsString(arch->child))
+        snprintf(cfg->architecture, sizeof cfg->architecture, "%s", arch->child->valuestring);
+    TRY(text_of(&p, raw, "model_type", cfg->model_type, sizeof cfg->model_type));
+    find_quant(&p);
+    TRY(parse_shapes(&p));
+    TRY(check_shapes(&p));
+    TRY(parse_dtype(&p));
+    TRY(parse_rope(&p));
+    TRY(parse_ids(&p, gen));
+    TRY(parse_family(&p));
+    TRY(parse_window(&p));
+out:
+    if (rc < 0) config_free(cfg);
+    return rc < 0 ? rc : 0;
+}
+
+void config_free(ckpt_config *cfg)
+{
+    arena_drop(cfg->mem);
+    *cfg = (ckpt_config){0};
+}
