@@ -1,6 +1,7 @@
-/* Element types and their codecs. Rounding is to nearest, ties to even; conversion to a type
- * without infinity saturates at the largest finite value (|x| clamped first), NaN stays NaN where
- * the type has one. E4M3 is the OCP "FN" form. Golden vectors: ml_dtypes on all codes. */
+/* Element types and their codecs. Rounding is to nearest, ties to even; conversion to a type of 8
+ * bits or less saturates at the largest finite value (infinity too, also in E5M2), f16 and bf16
+ * overflow to infinity as IEEE does, NaN stays NaN where the type has one. E4M3 is the OCP
+ * "FN" form. Golden vectors: ml_dtypes on all codes. */
 #ifndef NUM_NUM_H
 #define NUM_NUM_H
 #include <math.h>
@@ -26,7 +27,8 @@ num_dtype num_by_tag(const char *tag, size_t len);     /* safetensors tag */
 /* Bytes of n elements packed densely (bits*n rounded up to bytes). */
 size_t num_bytes(num_dtype t, size_t n);
 
-/* Single values. decode: code in the low bits. encode: value to code (saturating RNE). */
+/* Single values. decode: code in the low bits. encode: value to code (RNE).
+ * F64 and I64 exist in rows only (a code has 32 bits): decode gives NaN, encode 0. */
 float num_decode(num_dtype t, uint32_t code);
 uint32_t num_encode(num_dtype t, float x);
 

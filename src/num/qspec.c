@@ -50,7 +50,6 @@ static const element elements[] = {
     {"wak", "f16", NUM_F16, G(Q_NONE), Q_NONE, 0, false, QS_FLOAT},
     {"wak", "f32", NUM_F32, G(Q_NONE), Q_NONE, 0, false, QS_FLOAT},
     {"w", "fp8_e4m3", NUM_F8_E4M3, W_FLOAT, Q_CHANNEL, 128, false, QS_FLOAT},
-    {"w", "fp8_e5m2", NUM_F8_E5M2, W_FLOAT, Q_CHANNEL, 128, false, QS_FLOAT},
     {"w", "int8", NUM_I8, W_INT | G(Q_BLOCK), Q_CHANNEL, 128, false, QS_FLOAT},
     {"w", "int7", NUM_I7, W_INT, Q_GROUP, 128, false, QS_FLOAT},
     {"w", "int6", NUM_I6, W_INT, Q_GROUP, 128, false, QS_FLOAT},
@@ -67,7 +66,7 @@ static const element elements[] = {
     {"k", "fp8_e4m3", NUM_F8_E4M3, G(Q_TENSOR) | G(Q_HEAD), Q_TENSOR, 0, false, QS_FLOAT},
     {"k", "fp8_e5m2", NUM_F8_E5M2, G(Q_TENSOR) | G(Q_HEAD), Q_TENSOR, 0, false, QS_FLOAT},
     {"k", "int8", NUM_I8, G(Q_TOKEN_HEAD), Q_TOKEN_HEAD, 0, false, QS_FLOAT},
-    {"k", "fp4", NUM_F4_E2M1, G(Q_GROUP), Q_GROUP, 16, true, QS_FLOAT},
+    {"k", "fp4", NUM_F4_E2M1, G(Q_GROUP), Q_GROUP, 16, true, QS_MX},
 };
 enum { N_ELEMENTS = sizeof elements / sizeof *elements };
 
@@ -373,11 +372,13 @@ int qspec_parse(const char *text, qspec *out, err *e)
 /* ---- canonical text ----------------------------------------------------------------------------
  */
 
+/* MX elements have groups of 32; fp4 with the same scales on groups of 16 is the KV format. */
 static const char *element_name(const qaxis *a)
 {
     if (a->type < 0 || a->type >= NUM_COUNT) return "none";
-    if (a->scale == QS_MX) return a->type == NUM_F4_E2M1 ? "mxfp4" : "mxfp8";
-    return a->scale == QS_NVFP4 ? "nvfp4" : num_infos[a->type].name;
+    if (a->scale == QS_NVFP4) return "nvfp4";
+    if (a->scale == QS_MX && a->group == 32) return a->type == NUM_F4_E2M1 ? "mxfp4" : "mxfp8";
+    return num_infos[a->type].name;
 }
 
 void qaxis_format(const qaxis *a, buf *out)

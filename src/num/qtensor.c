@@ -36,7 +36,6 @@ void qtensor_plain(qtensor *q, num_dtype t, int64_t N, int64_t K, const void *da
     q->scale_type = q->zero_type = NUM_NONE;
     q->block_n = N > 0 ? N : 1;
     q->block_k = K > 0 ? K : 1;
-    q->scale_rows = q->scale_cols = 1;
 }
 
 static int64_t ceil_div(int64_t a, int64_t b)
@@ -93,8 +92,10 @@ int qtensor_alloc(qtensor *q, const qspec *spec, num_dtype scale_type, int64_t E
     q->codes = p;
     if (!qaxis_quantized(w)) return 0;
     set_grid(q, w);
-    q->scale_type = scale_type;
-    TRY(own(q, &p, E, q->scale_rows, q->scale_cols, num_bytes(scale_type, 1), e));
+    q->scale_type = w->scale == QS_NVFP4 ? NUM_F8_E4M3
+                    : w->scale == QS_MX  ? NUM_F8_E8M0
+                                         : scale_type;
+    TRY(own(q, &p, E, q->scale_rows, q->scale_cols, num_bytes(q->scale_type, 1), e));
     q->scales = p;
     if (w->asym) {
         q->zero_type = NUM_I8;
@@ -102,11 +103,6 @@ int qtensor_alloc(qtensor *q, const qspec *spec, num_dtype scale_type, int64_t E
         q->zeros = p;
     }
     if (w->type == NUM_NF4) q->table = num_nf4_table;
-    if (w->scale == QS_NVFP4) {
-        q->n_global = 1;
-        q->global_row[1] = N;
-        q->global[0] = 1.0f;
-    }
 out:
     if (rc < 0) qtensor_free(q);
     return rc;
@@ -200,7 +196,6 @@ static void scale_run(float *v, int64_t lo, int64_t hi, float z, float s, float 
 static void scale_run_as(num_dtype t, float *v, int64_t lo, int64_t hi, float z, float s,
                          float global)
 {
-    s = num_round(t, s);
     for (int64_t k = lo; k < hi; k++)
         v[k] = num_round(t, num_round(t, num_round(t, v[k] - z) * s) * global);
 }
@@ -257,7 +252,7 @@ static int check_grid(const qtensor *q, const char *name, err *e)
                        name, (long long)q->scale_rows, (long long)q->scale_cols,
                        (long long)q->block_n, (long long)q->block_k);
     int64_t rows = ceil_div(q->N, q->block_n), cols = ceil_div(q->K, q->block_k);
-    if (q->scale_rows < rows || (!q->g_idx && q->scale_cols < cols))
+    if (q->scale_rows != rows || (!q->g_idx && q->scale_cols != cols))
         return err_set(e, ERR_SHAPE,
                        "%s: scales are [%lld, %lld], a weight of [%lld, %lld] needs [%lld, %lld]",
                        name, (long long)q->scale_rows, (long long)q->scale_cols, (long long)q->N,
@@ -352,7 +347,9 @@ static int slice_rows(qtensor *v, int64_t lo, int64_t hi, err *e)
         return err_set(e, ERR_UNSUPPORTED, "rows %lld to %lld: a scale covers %lld rows, cut there",
                        (long long)lo, (long long)hi, (long long)v->block_n);
     v->codes += (size_t)lo * v->row_bytes;
-    if (!one) {
+    if (one) {
+        v->block_n = hi - lo;
+    } else {
         int64_t skip = lo / v->block_n * v->scale_cols;
         v->scales = advance(v->scales, v->scale_type, skip);
         v->zeros = advance(v->zeros, v->zero_type, skip);
@@ -411,6 +408,8 @@ static int slice_columns(qtensor *v, int64_t lo, int64_t hi, err *e)
         TRY(cut_grid(v, v->scale_type, &v->scales, a, b, e));
         TRY(cut_grid(v, v->zero_type, &v->zeros, a, b, e));
         v->scale_cols = b - a;
+    } else if (!v->g_idx) {
+        v->block_k = hi - lo;
     }
     v->K = hi - lo;
 out:

@@ -52,6 +52,8 @@ void qtensor_free(qtensor *q);
 /* A plain float tensor [N,K] that borrows `data`. */
 void qtensor_plain(qtensor *q, num_dtype t, int64_t N, int64_t K, const void *data);
 /* Allocates codes (zeroed), scales and zeros for spec.w and shape [E,N,K]; sets every grid field.
+ * NVFP4 and MX specs have their own scale type (E4M3, E8M0); the argument is then ignored. n_global
+ * stays 0 and is set by whoever computes the factor.
  * Q_GROUP with K % group != 0: the last group is short (scale_cols = ceil). */
 int qtensor_alloc(qtensor *q, const qspec *spec, num_dtype scale_type, int64_t E, int64_t N, int64_t K,
                   err *e);
@@ -64,7 +66,8 @@ float qtensor_zero(const qtensor *q, int64_t row, int64_t k);
 /* out[K] = dequantized row (0 <= row < E*N), all in fp32: (code - zero) * scale, then * global. */
 void qtensor_decode_row(const qtensor *q, int64_t row, float *out);
 /* Same, rounded after each step to `t` as the checkpoint library does ((q - zp) cast to t, times
- * scale in t): for comparison with dequantizers that work in bf16/f16. t = NUM_F32 is decode_row. */
+ * the stored scale, cast to t): for comparison with dequantizers that work in bf16/f16. t = NUM_F32
+ * is decode_row. */
 void qtensor_decode_row_as(const qtensor *q, int64_t row, num_dtype t, float *out);
 
 /* Views that borrow: rows [n0,n1) (axis 'N'), columns [k0,k1) (axis 'K', at group borders; codes
