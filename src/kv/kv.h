@@ -4,8 +4,8 @@
 #include "kern/kern.h"
 
 typedef struct kv_format {
-    const char *name;            /* "fp8_e4m3"; the --kv-cache-dtype spelling */
-    const char *aliases;         /* "fp8" space separated */
+    const char *name;    /* "fp8_e4m3"; the --kv-cache-dtype spelling */
+    const char *aliases; /* "fp8" space separated */
     kern_kv_type type;
     const char *doc;
 } kv_format;
@@ -17,21 +17,22 @@ int kv_format_parse(const char *text, const kv_format **out, err *e);
 /* One entry per layer: shapes may differ between layers. */
 typedef struct kv_layer_shape {
     int Hk, D;
-    int window;                  /* 0 = full */
+    int window; /* 0 = full */
 } kv_layer_shape;
-typedef struct kv_sizes {        /* exact, without allocating: the planner and the pool use this */
-    uint64_t token_bytes;        /* codes + per-token scales of all layers, one token */
-    uint64_t code_bytes, scale_bytes;     /* the two parts of token_bytes */
-    uint64_t page_bytes;         /* one page, all layers */
+typedef struct kv_sizes { /* exact, without allocating: the planner and the pool use this */
+    uint64_t token_bytes; /* codes + per-token scales of all layers, one token */
+    uint64_t code_bytes, scale_bytes; /* the two parts of token_bytes */
+    uint64_t page_bytes;              /* one page, all layers */
 } kv_sizes;
-void kv_sizes_of(kern_kv_type t, const kv_layer_shape *layers, int n_layers, int page_tokens, kv_sizes *out);
+void kv_sizes_of(kern_kv_type t, const kv_layer_shape *layers, int n_layers, int page_tokens,
+                 kv_sizes *out);
 
 typedef struct kv_pool kv_pool;
 typedef struct kv_pool_opts {
     kern_kv_type type;
     int n_layers;
     const kv_layer_shape *layers;
-    int page_tokens;             /* default 16 */
+    int page_tokens; /* default 16 */
     int64_t n_pages;
     const float *const *k_scale; /* [n_layers] -> [Hk] or NULL */
     const float *const *v_scale;
@@ -48,20 +49,23 @@ int kv_pool_alloc(kv_pool *p, int32_t *pages, int n, err *e);
 void kv_pool_ref(kv_pool *p, int32_t page);
 void kv_pool_unref(kv_pool *p, int32_t page);
 
-/* Radix tree over token ids at page granularity. Keys may carry a salt. Only whole pages are kept. */
+/* Radix tree over token ids at page granularity. Keys may carry a salt. Only whole pages are kept.
+ */
 typedef struct kv_radix kv_radix;
 int kv_radix_open(kv_radix **out, kv_pool *p, err *e);
 void kv_radix_close(kv_radix *r);
 /* Longest cached prefix of ids (whole pages, at most max_tokens); pages are referenced for the
  * caller and written to `pages`; returns tokens matched. */
-int64_t kv_radix_match(kv_radix *r, uint64_t salt, const int32_t *ids, int64_t n, int64_t max_tokens,
-                       int32_t *pages);
+int64_t kv_radix_match(kv_radix *r, uint64_t salt, const int32_t *ids, int64_t n,
+                       int64_t max_tokens, int32_t *pages);
 /* Gives the tree the whole pages of a finished or running sequence (takes its own references;
  * duplicates are left with the caller). */
-void kv_radix_insert(kv_radix *r, uint64_t salt, const int32_t *ids, int64_t n, const int32_t *pages);
-/* Drops least recently used leaves that only the tree holds until n pages are free; returns freed. */
+void kv_radix_insert(kv_radix *r, uint64_t salt, const int32_t *ids, int64_t n,
+                     const int32_t *pages);
+/* Drops least recently used leaves that only the tree holds until n pages are free; returns freed.
+ */
 int64_t kv_radix_evict(kv_radix *r, int64_t n);
 int64_t kv_radix_pages(const kv_radix *r);
-int kv_radix_check(const kv_radix *r, err *e);    /* invariants, for tests */
+int kv_radix_check(const kv_radix *r, err *e); /* invariants, for tests */
 void kv_radix_clear(kv_radix *r);
 #endif

@@ -1,0 +1,6 @@
+/* Private to kv: what the radix tree asks of the pool. */
+#ifndef KV_POOL_INTERNAL_H
+#define KV_POOL_INTERNAL_H
+#include "kv/kv.h"
+int32_t kv__refs(const kv_pool *p, int32_t page);
+#endif
