@@ -118,6 +118,9 @@ static uint32_t close_under(uint32_t f)
 int cpu_parse(const char *text, uint32_t *out, err *e)
 {
     uint32_t have = cpu_detect(), f = 0, mask;
+    if (!*text)
+        return err_set(e, ERR_USAGE,
+                       "--cpu-features: empty; use auto, portable, avx2, avx512 or amx");
     for (const char *p = text; *p;) {
         size_t n = strcspn(p, ",");
         bool minus = n && *p == '-';

@@ -90,7 +90,8 @@ struct file_out {
 int file_out_open(file_out **out, const char *final_path, err *e)
 {
     *out = NULL;
-    char *tmp = xasprintf("%s.tmp-%ld", final_path, (long)getpid());
+    static _Atomic unsigned serial; /* two writers of one process must not share a temporary */
+    char *tmp = xasprintf("%s.tmp-%ld-%u", final_path, (long)getpid(), serial++);
     int fd = open(tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
     if (fd < 0) {
         int rc = err_errno(e, errno, "%s: cannot be created", final_path);
@@ -224,6 +225,7 @@ int file_size(const char *path, uint64_t *out, err *e)
 
 int file_mkdirs(const char *path, err *e)
 {
+    if (!*path) return err_set(e, ERR_USAGE, "the name of the folder to be made is empty");
     char *p = xstrdup(path);
     int rc = 0;
     for (char *s = p + 1; rc == 0; s++) {

@@ -249,6 +249,7 @@ arena *arena_make(void)
 
 void *arena_alloc(arena *a, size_t n)
 {
+    if (n > SIZE_MAX / 2) check(NULL, 1);
     n = (n + 15) & ~(size_t)15;
     if (!a->head || a->head->cap - a->head->used < n) {
         size_t cap = n > 65536 ? n : 65536;

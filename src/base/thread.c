@@ -1,9 +1,11 @@
 /* A team of worker threads.
  *
  * Each call raises `round`; workers that spin see it at once, workers that sleep wait on it as a
- * futex. The caller works as member 0 and waits until `left` is zero. After SPIN_TRIES without work
- * a worker sleeps, so an idle process uses no CPU. The barrier is a counter and a generation
- * number; it yields after a while, because there may be more members than free cores. */
+ * futex. The caller works as member 0 and waits until `left` is zero. After SPIN_SECONDS without
+ * work a worker sleeps, so an idle process uses no CPU. The barrier is a counter and a generation
+ * number. Waiting spins, and now and then yields: seldom while every member can have a CPU, after a
+ * few tries when there are more members than CPUs, because then spinning delays the one waited for.
+ */
 #include "base/thread.h"
 #include <errno.h>
 #include <linux/futex.h>
@@ -17,10 +19,12 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SPIN_TRIES = 20000, YIELD_AFTER = 2000, MAX_THREADS = 1024 };
+enum { YIELD_AFTER = 1000, YIELD_AFTER_CROWDED = 20, MAX_THREADS = 1024 };
+static const double SPIN_SECONDS = 60e-6;
 
 struct team {
     int n;
+    int yield_after;
     _Alignas(64) _Atomic uint32_t round;
     _Alignas(64) _Atomic uint32_t sleepers;
     _Alignas(64) _Atomic int left;
@@ -48,13 +52,22 @@ static void futex(void *word, int op, uint32_t value)
     syscall(SYS_futex, word, op, value, NULL, NULL, 0);
 }
 
+/* One turn of a waiting loop. */
+static inline void relax(const team *t, int *turn)
+{
+    pause_cpu();
+    if (++*turn < t->yield_after) return;
+    *turn = 0;
+    sched_yield();
+}
+
 /* Waits until round differs from seen. */
 static void wait_round(team *t, uint32_t seen)
 {
-    for (int i = 0; i < SPIN_TRIES; i++) {
+    double until = clock_seconds() + SPIN_SECONDS;
+    for (int i = 1, turn = 0; i % 32 || clock_seconds() < until; i++) {
         if (atomic_load_explicit(&t->round, memory_order_acquire) != seen) return;
-        pause_cpu();
-        if (i % YIELD_AFTER == YIELD_AFTER - 1) sched_yield();
+        relax(t, &turn);
     }
     atomic_fetch_add(&t->sleepers, 1);
     while (atomic_load(&t->round) == seen)
@@ -93,6 +106,7 @@ int team_open(team **out, int n_threads, err *e)
     if (!t) return err_set(e, ERR_NOMEM, "out of memory for a team of threads");
     memset(t, 0, sizeof *t);
     int want = n_threads ? n_threads : thread_cpus();
+    t->yield_after = want > thread_cpus() ? YIELD_AFTER_CROWDED : YIELD_AFTER;
     t->threads = xcalloc((size_t)want, sizeof *t->threads);
     for (t->n = 1; t->n < want; t->n++) {
         member *m = xmalloc(sizeof *m);
@@ -135,10 +149,9 @@ void team_run(team *t, team_fn *fn, void *arg)
     atomic_store_explicit(&t->left, t->n - 1, memory_order_relaxed);
     start_round(t);
     fn(arg, 0, t->n);
-    for (int i = 0; atomic_load_explicit(&t->left, memory_order_acquire); i++) {
-        pause_cpu();
-        if (i % YIELD_AFTER == YIELD_AFTER - 1) sched_yield();
-    }
+    int turn = 0;
+    while (atomic_load_explicit(&t->left, memory_order_acquire))
+        relax(t, &turn);
 }
 
 void team_barrier(team *t, int index)
@@ -151,24 +164,30 @@ void team_barrier(team *t, int index)
         atomic_fetch_add_explicit(&t->generation, 1, memory_order_release);
         return;
     }
-    for (int i = 0; atomic_load_explicit(&t->generation, memory_order_acquire) == gen; i++) {
-        pause_cpu();
-        if (i % YIELD_AFTER == YIELD_AFTER - 1) sched_yield();
-    }
+    int turn = 0;
+    while (atomic_load_explicit(&t->generation, memory_order_acquire) == gen)
+        relax(t, &turn);
 }
 
-/* CPU quota of cgroup v2 ("max 100000" or "200000 100000"), in whole CPUs, at least 1; 0 = none. */
+/* Reads up to two numbers; returns how many ("max 100000" has none). */
+static int read_numbers(const char *path, long long *a, long long *b)
+{
+    FILE *f = fopen(path, "r");
+    if (!f) return 0;
+    int n = fscanf(f, "%lld %lld", a, b);
+    fclose(f);
+    return n;
+}
+
+/* CPU quota of cgroup v2 ("200000 100000") or v1, in whole CPUs, at least 1; 0 = none. */
 static int cgroup_cpus(void)
 {
-    FILE *f = fopen("/sys/fs/cgroup/cpu.max", "r");
-    long long quota = 0, period = 0;
-    int n = 0;
-    if (f && fscanf(f, "%lld %lld", &quota, &period) == 2 && quota > 0 && period > 0) {
-        n = (int)((quota + period - 1) / period);
-        if (n < 1) n = 1;
+    long long quota = 0, period = 0, unused;
+    if (read_numbers("/sys/fs/cgroup/cpu.max", &quota, &period) != 2) {
+        read_numbers("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", &quota, &unused);
+        read_numbers("/sys/fs/cgroup/cpu/cpu.cfs_period_us", &period, &unused);
     }
-    if (f) fclose(f);
-    return n;
+    return quota > 0 && period > 0 ? (int)((quota + period - 1) / period) : 0;
 }
 
 int thread_cpus(void)

@@ -52,6 +52,7 @@ int utf8_decode(const char *str, size_t n, uint32_t *cp)
 
 int utf8_encode(uint32_t cp, char out[4])
 {
+    if (cp > 0x10FFFF || (cp >= 0xD800 && cp <= 0xDFFF)) cp = 0xFFFD; /* never invalid output */
     if (cp < 0x80) {
         out[0] = (char)cp;
         return 1;

@@ -5,6 +5,7 @@
 /* Decodes one code point; returns bytes used (1..4), or 0 if the bytes are not valid UTF-8
  * (overlong, surrogate, > U+10FFFF, truncated). */
 int utf8_decode(const char *s, size_t n, uint32_t *cp);
+/* Returns bytes written (1..4); what is not a code point is written as U+FFFD. */
 int utf8_encode(uint32_t cp, char out[4]);
 /* Offset of the first invalid byte, or n when all is valid. */
 size_t utf8_valid_prefix(const char *s, size_t n);

@@ -244,14 +244,14 @@ static uint32_t encode_small(float x, int m, int e, uint32_t max, uint32_t nan, 
     return sign | (c > max ? max : c);
 }
 
-/* Nearest power of two; the middle between two (mantissa exactly 1.5) goes to the even code. */
+/* Nearest power of two; the middle (1.5 * 2^k) goes up, 2^(k+1) being the even multiple of 2^k. */
 static uint32_t encode_e8m0(float x)
 {
-    uint32_t u = bits_of(x);
+    uint32_t u = x == 0.0f ? 0 : bits_of(x);
     if (u > 0x7F800000) return 255; /* NaN and negative values have no code */
-    if (u >= 0x7F000000) return 254;
-    if (u < 0x00800000) return u > 0x00600000 ? 1 : 0; /* below 2^-126: 2^-127 is the smallest */
-    return (u + 0x3FFFFF + (u >> 23 & 1)) >> 23;
+    if (u >= 0x7F400000) return 254;
+    if (u < 0x00800000) return u >= 0x00600000; /* 2^-127 is the smallest, also for 0 */
+    return (u + 0x400000) >> 23;
 }
 
 static uint32_t encode_nf4(float x)
