@@ -1,0 +1,543 @@
+/* Sixteen lanes of f32 or i32, as one AVX-512 register or two AVX2 registers, so that the kernels
+ * in the *_body.h files are written once. Included only from cpu/avx2 and cpu/avx512. */
+#ifndef KERN_CPU_SIMD_H
+#define KERN_CPU_SIMD_H
+#include <immintrin.h>
+#include <stdint.h>
+#include <string.h>
+#include "kern/ops.h"
+
+#define INLINE static inline __attribute__((always_inline, unused))
+#define UNROLL _Pragma("GCC unroll 16")
+
+#ifdef __AVX512F__
+#define KERN_ISA(name) name##_avx512
+typedef __m512 vf;
+typedef __m512i vi;
+typedef __m512 vlut;
+INLINE vf v_zero(void)
+{
+    return _mm512_setzero_ps();
+}
+INLINE vf v_set1(float x)
+{
+    return _mm512_set1_ps(x);
+}
+INLINE vf v_load(const float *p)
+{
+    return _mm512_loadu_ps(p);
+}
+INLINE void v_store(float *p, vf a)
+{
+    _mm512_storeu_ps(p, a);
+}
+INLINE vf v_fma(vf a, vf b, vf c)
+{
+    return _mm512_fmadd_ps(a, b, c);
+}
+INLINE vf v_fnma(vf a, vf b, vf c)
+{
+    return _mm512_fnmadd_ps(a, b, c);
+}
+INLINE vf v_mul(vf a, vf b)
+{
+    return _mm512_mul_ps(a, b);
+}
+INLINE vf v_div(vf a, vf b)
+{
+    return _mm512_div_ps(a, b);
+}
+INLINE vf v_add(vf a, vf b)
+{
+    return _mm512_add_ps(a, b);
+}
+INLINE vf v_sub(vf a, vf b)
+{
+    return _mm512_sub_ps(a, b);
+}
+INLINE vf v_max(vf a, vf b)
+{
+    return _mm512_max_ps(a, b);
+}
+INLINE vf v_min(vf a, vf b)
+{
+    return _mm512_min_ps(a, b);
+}
+INLINE vi vi_load(const void *p)
+{
+    return _mm512_loadu_si512(p);
+}
+INLINE void vi_store(void *p, vi a)
+{
+    _mm512_storeu_si512(p, a);
+}
+INLINE vi vi_set1(int32_t x)
+{
+    return _mm512_set1_epi32(x);
+}
+#define vi_slli(a, n) _mm512_slli_epi32(a, n)
+#define vi_srli(a, n) _mm512_srli_epi32(a, n)
+#define vi_srai(a, n) _mm512_srai_epi32(a, n)
+INLINE vi vi_and(vi a, vi b)
+{
+    return _mm512_and_si512(a, b);
+}
+INLINE vi vi_or(vi a, vi b)
+{
+    return _mm512_or_si512(a, b);
+}
+INLINE vi vi_add(vi a, vi b)
+{
+    return _mm512_add_epi32(a, b);
+}
+INLINE vi vi_max(vi a, vi b)
+{
+    return _mm512_max_epi32(a, b);
+}
+INLINE vi vi_min(vi a, vi b)
+{
+    return _mm512_min_epi32(a, b);
+}
+INLINE vf v_bits(vi a)
+{
+    return _mm512_castsi512_ps(a);
+}
+INLINE vi vi_bits(vf a)
+{
+    return _mm512_castps_si512(a);
+}
+INLINE vf v_cvt(vi a)
+{
+    return _mm512_cvtepi32_ps(a);
+}
+INLINE vi vi_round(vf a)
+{
+    return _mm512_cvtps_epi32(a);
+}
+INLINE vf v_from_u16(const void *p) /* sixteen f16 */
+{
+    return _mm512_cvtph_ps(_mm256_loadu_si256(p));
+}
+INLINE vi vi_from_u16(const void *p)
+{
+    return _mm512_cvtepu16_epi32(_mm256_loadu_si256(p));
+}
+INLINE vi vi_from_u8(const void *p)
+{
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128(p));
+}
+INLINE vi vi_from_i8(const void *p)
+{
+    return _mm512_cvtepi8_epi32(_mm_loadu_si128(p));
+}
+INLINE void vi_store_i8(void *p, vi a)
+{
+    _mm_storeu_si128(p, _mm512_cvtepi32_epi8(a));
+}
+INLINE void vi_store_u16(void *p, vi a)
+{
+    _mm256_storeu_si256(p, _mm512_cvtepi32_epi16(a));
+}
+INLINE float v_sum(vf a)
+{
+    return _mm512_reduce_add_ps(a);
+}
+INLINE float v_hmax(vf a)
+{
+    return _mm512_reduce_max_ps(a);
+}
+INLINE int32_t vi_sum(vi a)
+{
+    return _mm512_reduce_add_epi32(a);
+}
+INLINE vlut v_lut(const float *t)
+{
+    return _mm512_loadu_ps(t);
+}
+INLINE vf v_lookup(vlut t, vi i)
+{
+    return _mm512_permutexvar_ps(i, t);
+} /* low four bits of i */
+INLINE vf v_select(vf a, vf b, vf x, vf y)
+{
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), y, x);
+}
+/* x * 2^n, n integral */
+INLINE vf v_scalef(vf x, vf n)
+{
+    return _mm512_scalef_ps(x, n);
+}
+INLINE vf v_rint(vf x)
+{
+    return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+INLINE void v_store_n(float *p, vf a, int n)
+{
+    _mm512_mask_storeu_ps(p, n >= 16 ? (__mmask16)0xffff : (__mmask16)((1u << n) - 1u), a);
+}
+INLINE vf v_load_n(const float *p, int n)
+{
+    return _mm512_maskz_loadu_ps(n >= 16 ? (__mmask16)0xffff : (__mmask16)((1u << n) - 1u), p);
+}
+#else
+#define KERN_ISA(name) name##_avx2
+typedef struct vf {
+    __m256 a, b;
+} vf;
+typedef struct vi {
+    __m256i a, b;
+} vi;
+typedef struct vlut {
+    __m256 lo, hi;
+} vlut;
+#define V2(e1, e2)     ((vf){e1, e2})
+#define I2(e1, e2)     ((vi){e1, e2})
+INLINE vf v_zero(void)
+{
+    return V2(_mm256_setzero_ps(), _mm256_setzero_ps());
+}
+INLINE vf v_set1(float x)
+{
+    return V2(_mm256_set1_ps(x), _mm256_set1_ps(x));
+}
+INLINE vf v_load(const float *p)
+{
+    return V2(_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8));
+}
+INLINE void v_store(float *p, vf v)
+{
+    _mm256_storeu_ps(p, v.a);
+    _mm256_storeu_ps(p + 8, v.b);
+}
+INLINE vf v_fma(vf x, vf y, vf z)
+{
+    return V2(_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b));
+}
+INLINE vf v_fnma(vf x, vf y, vf z)
+{
+    return V2(_mm256_fnmadd_ps(x.a, y.a, z.a), _mm256_fnmadd_ps(x.b, y.b, z.b));
+}
+INLINE vf v_mul(vf x, vf y)
+{
+    return V2(_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b));
+}
+INLINE vf v_div(vf x, vf y)
+{
+    return V2(_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b));
+}
+INLINE vf v_add(vf x, vf y)
+{
+    return V2(_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b));
+}
+INLINE vf v_sub(vf x, vf y)
+{
+    return V2(_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b));
+}
+INLINE vf v_max(vf x, vf y)
+{
+    return V2(_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b));
+}
+INLINE vf v_min(vf x, vf y)
+{
+    return V2(_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b));
+}
+INLINE vi vi_load(const void *p)
+{
+    return I2(_mm256_loadu_si256(p), _mm256_loadu_si256((const __m256i *)p + 1));
+}
+INLINE void vi_store(void *p, vi v)
+{
+    _mm256_storeu_si256(p, v.a);
+    _mm256_storeu_si256((__m256i *)p + 1, v.b);
+}
+INLINE vi vi_set1(int32_t x)
+{
+    return I2(_mm256_set1_epi32(x), _mm256_set1_epi32(x));
+}
+#define vi_slli(v, n)  I2(_mm256_slli_epi32((v).a, n), _mm256_slli_epi32((v).b, n))
+#define vi_srli(v, n)  I2(_mm256_srli_epi32((v).a, n), _mm256_srli_epi32((v).b, n))
+#define vi_srai(v, n)  I2(_mm256_srai_epi32((v).a, n), _mm256_srai_epi32((v).b, n))
+INLINE vi vi_and(vi x, vi y)
+{
+    return I2(_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b));
+}
+INLINE vi vi_or(vi x, vi y)
+{
+    return I2(_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b));
+}
+INLINE vi vi_add(vi x, vi y)
+{
+    return I2(_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b));
+}
+INLINE vi vi_max(vi x, vi y)
+{
+    return I2(_mm256_max_epi32(x.a, y.a), _mm256_max_epi32(x.b, y.b));
+}
+INLINE vi vi_min(vi x, vi y)
+{
+    return I2(_mm256_min_epi32(x.a, y.a), _mm256_min_epi32(x.b, y.b));
+}
+INLINE vf v_bits(vi v)
+{
+    return V2(_mm256_castsi256_ps(v.a), _mm256_castsi256_ps(v.b));
+}
+INLINE vi vi_bits(vf v)
+{
+    return I2(_mm256_castps_si256(v.a), _mm256_castps_si256(v.b));
+}
+INLINE vf v_cvt(vi v)
+{
+    return V2(_mm256_cvtepi32_ps(v.a), _mm256_cvtepi32_ps(v.b));
+}
+INLINE vi vi_round(vf v)
+{
+    return I2(_mm256_cvtps_epi32(v.a), _mm256_cvtps_epi32(v.b));
+}
+INLINE vf v_from_u16(const void *p)
+{
+    return V2(_mm256_cvtph_ps(_mm_loadu_si128(p)),
+              _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p + 1)));
+}
+INLINE vi vi_from_u16(const void *p)
+{
+    return I2(_mm256_cvtepu16_epi32(_mm_loadu_si128(p)),
+              _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p + 1)));
+}
+INLINE vi vi_from_u8(const void *p)
+{
+    __m128i v = _mm_loadu_si128(p);
+    return I2(_mm256_cvtepu8_epi32(v), _mm256_cvtepu8_epi32(_mm_srli_si128(v, 8)));
+}
+INLINE vi vi_from_i8(const void *p)
+{
+    __m128i v = _mm_loadu_si128(p);
+    return I2(_mm256_cvtepi8_epi32(v), _mm256_cvtepi8_epi32(_mm_srli_si128(v, 8)));
+}
+INLINE __m128i halves_16(__m256i v) /* eight i32 to i16, saturated signed (values fit) */
+{
+    return _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+}
+INLINE void vi_store_i8(void *p, vi v)
+{
+    _mm_storeu_si128(p, _mm_packs_epi16(halves_16(v.a), halves_16(v.b)));
+}
+INLINE void vi_store_u16(void *p, vi v)
+{
+    _mm_storeu_si128(
+        p, _mm_packus_epi32(_mm256_castsi256_si128(v.a), _mm256_extracti128_si256(v.a, 1)));
+    _mm_storeu_si128((__m128i *)p + 1, _mm_packus_epi32(_mm256_castsi256_si128(v.b),
+                                                        _mm256_extracti128_si256(v.b, 1)));
+}
+INLINE float v_sum(vf v)
+{
+    __m256 s = _mm256_add_ps(v.a, v.b);
+    __m128 h = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+    h = _mm_add_ps(h, _mm_movehl_ps(h, h));
+    return _mm_cvtss_f32(_mm_add_ss(h, _mm_shuffle_ps(h, h, 1)));
+}
+INLINE float v_hmax(vf v)
+{
+    __m256 s = _mm256_max_ps(v.a, v.b);
+    __m128 h = _mm_max_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+    h = _mm_max_ps(h, _mm_movehl_ps(h, h));
+    return _mm_cvtss_f32(_mm_max_ss(h, _mm_shuffle_ps(h, h, 1)));
+}
+INLINE int32_t vi_sum(vi v)
+{
+    __m256i s = _mm256_add_epi32(v.a, v.b);
+    __m128i h = _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
+    h = _mm_add_epi32(h, _mm_srli_si128(h, 8));
+    return _mm_cvtsi128_si32(_mm_add_epi32(h, _mm_srli_si128(h, 4)));
+}
+INLINE vlut v_lut(const float *t)
+{
+    return (vlut){_mm256_loadu_ps(t), _mm256_loadu_ps(t + 8)};
+}
+INLINE __m256 lookup8(vlut t, __m256i i)
+{
+    __m256 lo = _mm256_permutevar8x32_ps(t.lo, i), hi = _mm256_permutevar8x32_ps(t.hi, i);
+    return _mm256_blendv_ps(lo, hi, _mm256_castsi256_ps(_mm256_slli_epi32(i, 28)));
+}
+INLINE vf v_lookup(vlut t, vi i)
+{
+    return V2(lookup8(t, i.a), lookup8(t, i.b));
+}
+INLINE vf v_select(vf a, vf b, vf x, vf y)
+{
+    return V2(_mm256_blendv_ps(y.a, x.a, _mm256_cmp_ps(a.a, b.a, _CMP_LT_OQ)),
+              _mm256_blendv_ps(y.b, x.b, _mm256_cmp_ps(a.b, b.b, _CMP_LT_OQ)));
+}
+INLINE vf v_rint(vf x)
+{
+    return V2(_mm256_round_ps(x.a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
+              _mm256_round_ps(x.b, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+/* x * 2^n for n in [-252, 254], in two steps so that results near the smallest normal survive. */
+INLINE vf v_scalef(vf x, vf n)
+{
+    vi i = vi_round(n), h = vi_srai(i, 1);
+    vi r = I2(_mm256_sub_epi32(i.a, h.a), _mm256_sub_epi32(i.b, h.b));
+    vi bias = vi_set1(127);
+    vf p = v_bits(vi_slli(vi_add(h, bias), 23)), q = v_bits(vi_slli(vi_add(r, bias), 23));
+    return v_mul(v_mul(x, p), q);
+}
+INLINE vf v_load_n(const float *p, int n)
+{
+    if (n >= 16) return v_load(p);
+    float t[16] = {0};
+    memcpy(t, p, (size_t)n * sizeof *p);
+    return v_load(t);
+}
+INLINE void v_store_n(float *p, vf v, int n)
+{
+    float t[16];
+    if (n >= 16) {
+        v_store(p, v);
+        return;
+    }
+    v_store(t, v);
+    memcpy(p, t, (size_t)n * sizeof *p);
+}
+#endif
+
+/* e^x: x = n ln2 + r, |r| <= ln2/2, polynomial of degree 6 on r. Relative error below 2e-7 from -87
+ * to 88; below -87.3 the result is 0, above 88.7 it is the largest power in range. */
+INLINE vf v_exp(vf x)
+{
+    vf hi = v_set1(88.7f), lo = v_set1(-87.3f);
+    vf c = v_max(v_min(x, hi), lo);
+    vf n = v_rint(v_mul(c, v_set1(1.44269504088896341f)));
+    vf r = v_fnma(n, v_set1(0.693359375f), c);
+    r = v_fnma(n, v_set1(-2.12194440e-4f), r);
+    vf p = v_set1(1.9875691500e-4f);
+    p = v_fma(p, r, v_set1(1.3981999507e-3f));
+    p = v_fma(p, r, v_set1(8.3334519073e-3f));
+    p = v_fma(p, r, v_set1(4.1665795894e-2f));
+    p = v_fma(p, r, v_set1(1.6666665459e-1f));
+    p = v_fma(p, r, v_set1(5.0000001201e-1f));
+    p = v_fma(p, v_mul(r, r), v_add(r, v_set1(1.0f)));
+    vf y = v_scalef(p, n);
+    return v_select(x, lo, v_zero(), y);
+}
+
+/* ---- weights to f32
+ * ------------------------------------------------------------------------------ */
+
+enum { FMT_W4, FMT_I8, FMT_E4M3, FMT_E5M2, FMT_BF16, FMT_F16, FMT_F32 };
+#define FMT_STEP(f) ((f) == FMT_W4 ? 8 : (f) == FMT_F32 ? 1 : (f) >= FMT_BF16 ? 2 : 4)
+#define FP8_GAIN_E4M3                                                                              \
+    0x1p96f /* inputs are multiplied by this while fp8 codes stand for w * 2^-120 */
+#define FP8_GAIN_E5M2 0x1p88f
+#define FP8_POST      0x1p24f /* and results by this */
+
+INLINE int fmt_of(const kern__prep *p)
+{
+    switch (p->code) {
+    case NUM_F8_E4M3:
+        return FMT_E4M3;
+    case NUM_F8_E5M2:
+        return FMT_E5M2;
+    case NUM_BF16:
+        return FMT_BF16;
+    case NUM_F16:
+        return FMT_F16;
+    case NUM_F32:
+        return FMT_F32;
+    default:
+        return p->bits == 4 ? FMT_W4 : FMT_I8;
+    }
+}
+
+/* One 64-byte block of a panel: FMT_STEP(f) vectors of 16 rows. fp8 comes out times 2^-120
+ * (2^-112). */
+INLINE void v_block(const int f, const uint8_t *b, const vlut lut, vf *o)
+{
+    vi w = vi_load(b);
+    if (f == FMT_W4) {
+        o[0] = v_lookup(lut, w);
+        o[1] = v_lookup(lut, vi_srli(w, 8));
+        o[2] = v_lookup(lut, vi_srli(w, 16));
+        o[3] = v_lookup(lut, vi_srli(w, 24));
+        o[4] = v_lookup(lut, vi_srli(w, 4));
+        o[5] = v_lookup(lut, vi_srli(w, 12));
+        o[6] = v_lookup(lut, vi_srli(w, 20));
+        o[7] = v_lookup(lut, vi_srli(w, 28));
+    } else if (f == FMT_I8) { /* u = q + 128 */
+        vi m = vi_set1(255);
+        vf bias = v_set1(128.0f);
+        o[0] = v_sub(v_cvt(vi_and(w, m)), bias);
+        o[1] = v_sub(v_cvt(vi_and(vi_srli(w, 8), m)), bias);
+        o[2] = v_sub(v_cvt(vi_and(vi_srli(w, 16), m)), bias);
+        o[3] = v_sub(v_cvt(vi_srli(w, 24)), bias);
+    } else if (f == FMT_E4M3) {
+        vi m = vi_set1((int32_t)0x87f00000u);
+        o[0] = v_bits(vi_and(vi_srai(vi_slli(w, 24), 4), m));
+        o[1] = v_bits(vi_and(vi_srai(vi_slli(w, 16), 4), m));
+        o[2] = v_bits(vi_and(vi_srai(vi_slli(w, 8), 4), m));
+        o[3] = v_bits(vi_and(vi_srai(w, 4), m));
+    } else if (f == FMT_E5M2) {
+        vi m = vi_set1((int32_t)0x8fe00000u);
+        o[0] = v_bits(vi_and(vi_srai(vi_slli(w, 24), 3), m));
+        o[1] = v_bits(vi_and(vi_srai(vi_slli(w, 16), 3), m));
+        o[2] = v_bits(vi_and(vi_srai(vi_slli(w, 8), 3), m));
+        o[3] = v_bits(vi_and(vi_srai(w, 3), m));
+    } else if (f == FMT_BF16) {
+        o[0] = v_bits(vi_slli(w, 16));
+        o[1] = v_bits(vi_and(w, vi_set1((int32_t)0xffff0000u)));
+    } else if (f == FMT_F16) {
+        uint16_t even[16], odd[16];
+        vi_store_u16(even, vi_and(w, vi_set1(0xffff)));
+        vi_store_u16(odd, vi_srli(w, 16));
+        o[0] = v_from_u16(even);
+        o[1] = v_from_u16(odd);
+    } else {
+        o[0] = v_bits(w);
+    }
+}
+
+/* Scales of 16 rows, group g of a panel. */
+INLINE vf v_scale(const kern__prep *p, int64_t panel, int64_t g)
+{
+    size_t at = (size_t)(panel * p->groups + g) * KERN_PANEL;
+    const uint8_t *s = (const uint8_t *)p + p->scales_off + at * (size_t)p->scale_bytes;
+    switch (p->scale_type) {
+    case NUM_BF16:
+        return v_bits(vi_slli(vi_from_u16(s), 16));
+    case NUM_F16:
+        return v_from_u16(s);
+    case NUM_F8_E8M0:
+        return v_bits(vi_max(vi_slli(vi_from_u8(s), 23), vi_set1(0x400000)));
+    case NUM_F8_E4M3: {
+        vi c = vi_slli(vi_from_u8(s), 24);
+        return v_mul(v_bits(vi_and(vi_srai(c, 4), vi_set1((int32_t)0x87f00000u))),
+                     v_set1(0x1p120f));
+    }
+    case NUM_F32:
+        return v_load((const float *)(const void *)s);
+    default:
+        return v_set1(1.0f);
+    }
+}
+
+INLINE vf v_zeros(const kern__prep *p, int64_t panel, int64_t g)
+{
+    size_t at = (size_t)(panel * p->groups + g) * KERN_PANEL;
+    const uint8_t *z = (const uint8_t *)p + p->zeros_off + at * (size_t)p->zero_bytes;
+    if (p->zero_type == NUM_F32) return v_load((const float *)(const void *)z);
+    return v_cvt(vi_from_i8(z));
+}
+
+INLINE const float *prep_alpha(const kern__prep *p, int64_t panel)
+{
+    return (const float *)(const void *)((const char *)p + p->alpha_off) + panel * KERN_PANEL;
+}
+INLINE const uint8_t *prep_panel(const kern__prep *p, int64_t panel)
+{
+    return (const uint8_t *)p + p->codes_off + (size_t)panel * p->panel_bytes;
+}
+INLINE int rows_left(const kern__prep *p, int64_t panel)
+{
+    int64_t n = p->N - panel * KERN_PANEL;
+    return n < KERN_PANEL ? (int)n : KERN_PANEL;
+}
+#endif

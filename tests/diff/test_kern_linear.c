@@ -1,0 +1,316 @@
+/* Every row of the linear list x schemes x shapes, against a product in double of weights decoded
+ * by qtensor_decode_row and inputs quantized by the rules written out again here. Outputs are
+ * poisoned, inputs have outliers and a zero row, weights random codes. Rows that this CPU cannot
+ * run are counted as skipped. */
+#include "check.h"
+#include "kern/linear.h"
+
+static kern_dev *dev;
+static unsigned rng = 12345;
+static double uniform(void)
+{
+    rng = rng * 1664525u + 1013904223u;
+    return (double)(rng >> 8) / 16777216.0;
+}
+static double normal(void)
+{
+    double u = uniform() + 1e-9, v = uniform();
+    return sqrt(-2 * log(u)) * cos(6.283185307179586 * v);
+}
+
+typedef struct scheme {
+    const char *text;
+    num_dtype scale;
+} scheme;
+static const scheme schemes[] = {
+    {"w:bf16 a:bf16", NUM_NONE},
+    {"w:f16 a:f16", NUM_NONE},
+    {"w:f32 a:f32", NUM_NONE},
+    {"w:int4,g32 a:bf16", NUM_BF16},
+    {"w:int4,g64 a:bf16", NUM_F16},
+    {"w:int4,g128,asym a:bf16", NUM_BF16},
+    {"w:int4,g32,asym a:bf16", NUM_F32},
+    {"w:int4,channel a:bf16", NUM_BF16},
+    {"w:int4,channel a:int8,token", NUM_F32},
+    {"w:int2,g64 a:bf16", NUM_BF16},
+    {"w:int3,g128 a:bf16", NUM_BF16},
+    {"w:int5,g128 a:bf16", NUM_BF16},
+    {"w:int8,channel a:bf16", NUM_BF16},
+    {"w:int8,g32 a:bf16", NUM_BF16},
+    {"w:int8,channel,asym a:bf16", NUM_BF16},
+    {"w:int8,channel a:int8,token", NUM_BF16},
+    {"w:fp8_e4m3,channel a:bf16", NUM_BF16},
+    {"w:fp8_e4m3,channel a:fp8_e4m3,token", NUM_BF16},
+    {"w:fp8_e4m3,tensor a:fp8_e4m3,token", NUM_F32},
+    {"w:fp8_e4m3,block128x128 a:fp8_e4m3,group128", NUM_F32},
+    {"w:mxfp8,g32 a:bf16", NUM_F8_E8M0},
+    {"w:nvfp4,g16 a:bf16", NUM_F8_E4M3},
+    {"w:nvfp4,g16 a:nvfp4,g16", NUM_F8_E4M3},
+    {"w:mxfp4,g32 a:bf16", NUM_F8_E8M0},
+    {"w:mxfp4,g32 a:mxfp4,g32", NUM_F8_E8M0},
+    {"w:nf4,g64 a:bf16", NUM_F32},
+};
+enum { N_SCHEMES = sizeof schemes / sizeof *schemes };
+
+static void put_scale(num_dtype t, void *base, int64_t i, double v)
+{
+    uint32_t c = t == NUM_F8_E8M0 ? (uint32_t)(120 + (int)(uniform() * 6)) : 0;
+    float f = (float)v;
+    if (t == NUM_F8_E8M0)
+        ((uint8_t *)base)[i] = (uint8_t)c;
+    else
+        num_encode_row(t, &f, 1, (char *)base + (size_t)i * (size_t)num_infos[t].bits / 8);
+}
+
+static void random_weight(qtensor *q, const scheme *s, int64_t N, int64_t K)
+{
+    err e = {0};
+    qspec spec;
+    CHECK_OK(qspec_parse(s->text, &spec, &e));
+    if (!qaxis_quantized(&spec.w)) {
+        float *row = xmalloc((size_t)K * sizeof *row);
+        size_t rb = num_bytes(spec.w.type, (size_t)K);
+        char *mem = xmalloc((size_t)N * rb);
+        for (int64_t n = 0; n < N; n++) {
+            for (int64_t k = 0; k < K; k++)
+                row[k] = (float)(normal() * 0.02);
+            num_encode_row(spec.w.type, row, (size_t)K, mem + (size_t)n * rb);
+        }
+        free(row);
+        qtensor_plain(q, spec.w.type, N, K, mem);
+        q->spec = spec;
+        return;
+    }
+    CHECK_OK(qtensor_alloc(q, &spec, s->scale, 1, N, K, &e));
+    int bits = num_infos[q->code].bits;
+    for (int64_t n = 0; n < N; n++) {
+        uint8_t *row = (uint8_t *)(uintptr_t)q->codes + (size_t)n * q->row_bytes;
+        for (int64_t k = 0; k < K; k++) {
+            uint32_t c = (uint32_t)(uniform() * (double)(1u << bits));
+            if (q->code == NUM_F8_E4M3) c = num_encode(q->code, (float)(normal() * 60));
+            if (q->code == NUM_F8_E5M2) c = num_encode(q->code, (float)(normal() * 60));
+            num_put_bits(row, (size_t)k, bits, c);
+        }
+    }
+    for (int64_t i = 0; i < q->scale_rows * q->scale_cols; i++)
+        put_scale(q->scale_type, (void *)(uintptr_t)q->scales, i, 0.001 + 0.01 * uniform());
+    if (q->zeros)
+        for (int64_t i = 0; i < q->scale_rows * q->scale_cols; i++) {
+            int range = 1 << (bits - 1);
+            float z = (float)((int)(uniform() * 2 * range) - range);
+            num_encode_row(q->zero_type, &z, 1,
+                           (char *)(uintptr_t)q->zeros +
+                               (size_t)i * (size_t)num_infos[q->zero_type].bits / 8);
+        }
+    if (s->scale == NUM_F8_E4M3) {
+        q->n_global = 1;
+        q->global_row[0] = 0;
+        q->global_row[1] = N;
+        q->global[0] = 0.37f;
+    }
+}
+
+/* ---- the input rules once more
+ * -------------------------------------------------------------------- */
+
+static float amax_of(const float *v, int64_t n)
+{
+    float m = 0;
+    for (int64_t i = 0; i < n; i++)
+        m = fmaxf(m, fabsf(v[i]));
+    return m;
+}
+
+static double e2m1(double v)
+{
+    double a = fabs(v);
+    double r = a <= .25    ? 0
+               : a < .75   ? .5
+               : a <= 1.25 ? 1
+               : a < 1.75  ? 1.5
+               : a <= 2.5  ? 2
+               : a < 3.5   ? 3
+               : a <= 5    ? 4
+                           : 6;
+    return v < 0 ? -r : r;
+}
+
+static void want_input(const qaxis *a, const kern__act_plan *p, const float *x, int64_t K,
+                       double *out)
+{
+    for (int64_t k = 0; k < K; k++)
+        out[k] = x[k];
+    if (p->kind == ACT_I8) {
+        int64_t g = p->group;
+        for (int64_t k0 = 0; k0 < K; k0 += g) {
+            int64_t n = K - k0 < g ? K - k0 : g;
+            float s = amax_of(x + k0, n) / p->div;
+            for (int64_t k = k0; k < k0 + n && s > 0; k++) {
+                float c = rintf(x[k] / s);
+                c = c > 127 ? 127 : c < -128 ? -128 : c;
+                out[k] = (double)c * s;
+            }
+        }
+        return;
+    }
+    if (!qaxis_quantized(a) || !qaxis_quantized(&p->a)) return;
+    int64_t g = a->gran == Q_GROUP ? a->group : K;
+    float all = amax_of(x, K);
+    for (int64_t k0 = 0; k0 < K; k0 += g) {
+        int64_t n = K - k0 < g ? K - k0 : g;
+        float m = amax_of(x + k0, n);
+        for (int64_t k = k0; k < k0 + n && m > 0; k++) {
+            if (a->scale == QS_MX) {
+                double sc = ldexp(1, (int)num_mx_scale(m, 2) - 127);
+                out[k] = e2m1(x[k] / sc) * sc;
+            } else if (a->scale == QS_NVFP4) {
+                float gx = 2688.0f / all,
+                      sc = num_decode(NUM_F8_E4M3, num_encode(NUM_F8_E4M3, gx * m / 6));
+                if (sc == 0) sc = 0.125f;
+                out[k] = e2m1((float)(x[k] / (sc / gx))) * sc / gx;
+            } else if (a->type == NUM_F8_E4M3) {
+                float sc = m / 448.0f;
+                out[k] = (double)num_decode(a->type, num_encode(a->type, x[k] / sc)) * sc;
+            } else {
+                float sc = m / 127.5f, c = rintf(x[k] / sc);
+                out[k] = (double)(c > 127 ? 127 : c < -128 ? -128 : c) * sc;
+            }
+        }
+    }
+}
+
+typedef struct stats {
+    long cases, skipped;
+    double worst;
+} stats;
+
+static void compare(const kern_linear *l, const qtensor *q, int64_t M, stats *st)
+{
+    int64_t N = q->N, K = q->K, ldx = K + 3, ldy = N + 5;
+    const struct kern_shard *s = &l->shard[0];
+    const kern__act_plan *p = &s->plan[kern_bucket(M)];
+    float *x = xmalloc((size_t)(M * ldx) * sizeof *x), *y = xmalloc((size_t)(M * ldy) * sizeof *y);
+    float *w = xmalloc((size_t)(N * K) * sizeof *w);
+    double *v = xmalloc((size_t)K * sizeof *v);
+    for (int64_t i = 0; i < M * ldx; i++)
+        x[i] = (float)(normal() * (uniform() < 0.01 ? 20 : 1));
+    if (M > 2) memset(x + ldx, 0, (size_t)K * sizeof *x);
+    memset(y, 0xff, (size_t)(M * ldy) * sizeof *y);
+    for (int64_t n = 0; n < N; n++)
+        qtensor_decode_row(q, n, w + n * K);
+    kern_linear_run(dev, l, x, ldx, M, y, ldy);
+    double tol = p->kind == ACT_BF16 ? (p->terms == 1 ? 1.0 / 250 : 2e-5) : 2e-6;
+    for (int64_t m = 0; m < M; m++) {
+        want_input(&q->spec.a, p, x + m * ldx, K, v);
+        for (int64_t n = 0; n < N; n++) {
+            double sum = 0, mag = 1e-30;
+            for (int64_t k = 0; k < K; k++) {
+                sum += v[k] * (double)w[n * K + k];
+                mag += fabs(v[k] * (double)w[n * K + k]);
+            }
+            /* zero points are subtracted from a sum: its magnitude counts */
+            for (int64_t k = 0; q->zeros && k < K; k++)
+                mag +=
+                    fabs(v[k]) * (fabs((double)w[n * K + k]) + fabs((double)qtensor_zero(q, n, k)) *
+                                                                   (double)qtensor_scale(q, n, k));
+            double rel = fabs(y[m * ldy + n] - sum) / mag;
+            if (!(rel <= tol))
+                fail_msg("%s %lldx%lld M=%lld at (%lld,%lld): got %.9g, expected %.9g, off %.3g of "
+                         "the magnitude (allowed %.3g)",
+                         s->row[kern_bucket(M)]->name, (long long)N, (long long)K, (long long)M,
+                         (long long)m, (long long)n, y[m * ldy + n], sum, rel, tol);
+            if (rel > st->worst) st->worst = rel;
+        }
+        for (int64_t n = N; n < ldy; n++) {
+            uint32_t u;
+            memcpy(&u, &y[m * ldy + n], 4);
+            if (u != 0xffffffffu)
+                fail_msg("%s wrote past column %lld", s->row[kern_bucket(M)]->name, (long long)N);
+        }
+    }
+    st->cases++;
+    free(x);
+    free(y);
+    free(w);
+    free(v);
+}
+
+static void free_weight(qtensor *q)
+{
+    if (!qaxis_quantized(&q->spec.w)) free((void *)(uintptr_t)q->codes);
+    qtensor_free(q);
+}
+
+static void unpack_is_exact(const kern_linear *l, const qtensor *q)
+{
+    float *u = xmalloc((size_t)(q->N * q->K) * sizeof *u), *w = xmalloc((size_t)q->K * sizeof *w);
+    kern_linear_unpack(l, u);
+    for (int64_t n = 0; n < q->N; n++) {
+        qtensor_decode_row(q, n, w);
+        for (int64_t k = 0; k < q->K; k++)
+            if (fabsf(u[n * q->K + k] - w[k]) > 1e-6f * fabsf(w[k]))
+                fail_msg("unpack (%lld,%lld): %g, expected %g", (long long)n, (long long)k,
+                         u[n * q->K + k], w[k]);
+    }
+    free(u);
+    free(w);
+}
+
+static void walk(const kern_linear_row *row, kern_act act)
+{
+    static const int64_t shapes[][2] = {{1, 64},   {15, 33}, {16, 17}, {17, 172},
+                                        {33, 576}, {64, 64}, {65, 1},  {80, 1536}};
+    static const int64_t batches[] = {1, 2, 3, 8, 9, 17, 64, 65};
+    stats st = {0};
+    for (int i = 0; i < N_SCHEMES; i++)
+        for (size_t j = 0; j < sizeof shapes / sizeof *shapes; j++) {
+            err e = {0};
+            qtensor q;
+            kern_linear *l = NULL;
+            if (strstr(schemes[i].text, "nvfp4") && shapes[j][1] % 16) continue;
+            random_weight(&q, &schemes[i], shapes[j][0], shapes[j][1]);
+            kern_linear_desc d = {
+                .name = schemes[i].text, .n_shards = 1, .shard = {&q}, .act = act};
+            if (kern__linear_make_row(dev, &d, row, &l, &e) < 0) {
+                if (e.code != ERR_UNSUPPORTED) fail_msg("%s: %s", schemes[i].text, e.msg);
+                st.skipped++;
+            } else {
+                unpack_is_exact(l, &q);
+                for (size_t b = 0; b < sizeof batches / sizeof *batches; b++)
+                    if (l->shard[0].row[kern_bucket(batches[b])] == row)
+                        compare(l, &q, batches[b], &st);
+                kern_linear_drop(dev, l);
+            }
+            free_weight(&q);
+        }
+    print_message("%-18s %-5s %5ld products, %3ld refused, worst %.2g\n", row->name,
+                  kern_act_name(act), st.cases, st.skipped, st.worst);
+}
+
+static void test_rows(void **state)
+{
+    (void)state;
+    for (int i = 0; i < kern_n_linear_rows; i++) {
+        const kern_linear_row *row = kern_linear_rows[i];
+        if (row->needs & ~dev->features) {
+            print_message("%-18s skipped: the CPU lacks a feature\n", row->name);
+            continue;
+        }
+        walk(row, KERN_ACT_SPEC);
+        walk(row, KERN_ACT_AUTO);
+    }
+}
+
+int main(void)
+{
+    err e = {0};
+    kern_opts o = {.threads = 3, .cpu_features = cpu_detect()};
+    if (kern_open(&dev, &o, &e) < 0) {
+        fprintf(stderr, "%s\n", e.msg);
+        return 1;
+    }
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_rows)};
+    int rc = cmocka_run_group_tests(tests, NULL, NULL);
+    kern_close(dev);
+    return rc;
+}
