@@ -6,18 +6,20 @@
 #include "model/arch.h"
 #include "quant/quant.h"
 
-typedef struct batch {              /* the only thing that crosses from engine to model */
-    int64_t T;                      /* rows = new tokens of all sequences */
-    const int32_t *ids, *pos, *slot;/* [T]; slot = page*page_tokens + offset */
-    const kern_seq *seqs; int n_seqs;
-    const int32_t *logit_rows; int64_t n_logits;   /* rows whose logits are wanted */
+typedef struct batch {               /* the only thing that crosses from engine to model */
+    int64_t T;                       /* rows = new tokens of all sequences */
+    const int32_t *ids, *pos, *slot; /* [T]; slot = page*page_tokens + offset */
+    const kern_seq *seqs;
+    int n_seqs;
+    const int32_t *logit_rows;
+    int64_t n_logits; /* rows whose logits are wanted */
 } batch;
 
 typedef struct model_opts {
     kern_act act;
-    const char *quantize;           /* scheme to apply at load to an unquantized checkpoint; NULL */
+    const char *quantize; /* scheme to apply at load to an unquantized checkpoint; NULL */
     bool strict;
-    int64_t max_rows;               /* largest T of a step */
+    int64_t max_rows; /* largest T of a step */
 } model_opts;
 
 typedef struct model model;
@@ -27,29 +29,30 @@ typedef void model_tap_fn(void *arg, int layer, const float *x, int64_t T, int64
 int model_open(model **out, quant_ckpt *q, kern_dev *d, const model_opts *o, err *e);
 void model_close(model *m);
 const ckpt_config *model_cfg(const model *m);
-int model_kv_shapes(const model *m, const kv_layer_shape **out);      /* returns n_layers */
-const float *const *model_k_scales(const model *m);                   /* [n_layers] -> [Hk] or NULL */
+int model_kv_shapes(const model *m, const kv_layer_shape **out); /* returns n_layers */
+const float *const *model_k_scales(const model *m);              /* [n_layers] -> [Hk] or NULL */
 const float *const *model_v_scales(const model *m);
 /* One step: stores K/V into the pool, writes logits [n_logits, vocab] f32. No allocation. */
 int model_forward(model *m, kv_pool *kv, const batch *b, float *logits, err *e);
 void model_set_tap(model *m, model_tap_fn *fn, void *arg);
-int64_t model_vocab(const model *m);                                  /* rows of lm_head */
-uint64_t model_kv_clipped(const model *m);    /* elements clipped by the fp8 KV store so far */
+int64_t model_vocab(const model *m);       /* rows of lm_head */
+uint64_t model_kv_clipped(const model *m); /* elements clipped by the fp8 KV store so far */
 typedef struct model_bytes {
-    qbytes file;                    /* canonical bytes by kind */
-    uint64_t prepared;              /* resident linear bytes */
-    uint64_t other;                 /* embeddings, norms, tables */
+    qbytes file;       /* canonical bytes by kind */
+    uint64_t prepared; /* resident linear bytes */
+    uint64_t other;    /* embeddings, norms, tables */
     uint64_t workspace;
 } model_bytes;
 void model_memory(const model *m, model_bytes *out);
 /* Load report: one line per distinct (kind, spec, choice): for doctor, serve's log, manifests. */
 typedef struct model_report_line {
-    char what[64];                  /* "q/k/v x30" */
+    char what[64]; /* "q/k/v x30" */
     char spec[96];
     kern_choice choice[KERN_BUCKETS];
 } model_report_line;
-int model_report(const model *m, const model_report_line **out);      /* returns n */
-qspec model_spec(const model *m);             /* the dominating w and a; kv as stored in the ckpt */
-/* RoPE tables: cos/sin [rot_dim/2] for a position; exported for tests. seq_len for dynamic/longrope. */
+int model_report(const model *m, const model_report_line **out); /* returns n */
+qspec model_spec(const model *m); /* the dominating w and a; kv as stored in the ckpt */
+/* RoPE tables: cos/sin [rot_dim/2] for a position; exported for tests. seq_len for
+ * dynamic/longrope. */
 void model_rope_row(const ckpt_config *c, int64_t pos, int64_t seq_len, float *cosv, float *sinv);
 #endif
