@@ -65,11 +65,13 @@ const float num_nf4_table[16] = {
     0.7229568362236023f,
     1.0f,
 };
-/* Midpoints of the table in float32; a value equal to one takes the lower code. */
+/* Midpoints of the table in float32 (eight digits would name a neighbour of two of them); a value
+ * equal to one takes the lower code. */
 static const float nf4_above[15] = {
-    -0.8480964f,  -0.61063292f, -0.45999527f, -0.33967943f, -0.23460741f,
-    -0.13791173f, -0.04552502f, 0.03979015f,  0.12025525f,  0.20352125f,
-    0.29201377f,  0.38931254f,  0.50166342f,  0.64278692f,  0.86147842f,
+    -0.8480964004993439f,  -0.6106329262256622f,  -0.4599952697753906f,   -0.33967943489551544f,
+    -0.23460740596055984f, -0.13791173323988914f, -0.045525018125772476f, 0.03979014977812767f,
+    0.1202552504837513f,   0.2035212516784668f,   0.2920137718319893f,    0.3893125355243683f,
+    0.5016634166240692f,   0.6427869200706482f,   0.8614784181118011f,
 };
 const float num_fp4_table[16] = {
     0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
