@@ -65,8 +65,8 @@ const float num_nf4_table[16] = {
     0.7229568362236023f,
     1.0f,
 };
-/* Midpoints of the table in float32 (eight digits would name a neighbour of two of them); a value
- * equal to one takes the lower code. */
+/* Midpoints of the table, in the digits of the common writer: fewer digits name other floats. A
+ * value equal to one takes the lower code. */
 static const float nf4_above[15] = {
     -0.8480964004993439f,  -0.6106329262256622f,  -0.4599952697753906f,   -0.33967943489551544f,
     -0.23460740596055984f, -0.13791173323988914f, -0.045525018125772476f, 0.03979014977812767f,

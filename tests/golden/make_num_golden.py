@@ -15,6 +15,7 @@ promises for types of 8 bits and less. NaN is compared as NaN, not by payload.
 import os
 import struct
 import warnings
+from fractions import Fraction
 
 import ml_dtypes
 import numpy as np
@@ -110,8 +111,23 @@ def integers(nbits):
     return section(name, 0, codes, bits(values)) + section(name, 1, bits(x), q)
 
 
+def nearest_float32(decimal):
+    """The float32 literal that a C compiler makes of a decimal: rounded once, not through float64."""
+    exact, x = Fraction(decimal), np.float32(float(decimal))
+    near = [np.nextafter(x, -np.inf, dtype=np.float32), x, np.nextafter(x, np.inf, dtype=np.float32)]
+    return min(near, key=lambda f: abs(Fraction(float(f)) - exact))
+
+
+# The decision borders of bitsandbytes (csrc/kernels.cu, dQuantizeNF4), as they are written there.
+NF4_BORDERS = """-0.8480964004993439 -0.6106329262256622 -0.4599952697753906 -0.33967943489551544
+-0.23460740596055984 -0.13791173323988914 -0.045525018125772476 0.03979014977812767
+0.1202552504837513 0.2035212516784668 0.2920137718319893 0.3893125355243683 0.5016634166240692
+0.6427869200706482 0.8614784181118011""".split()
+
+
 def nf4():
-    mid = (NF4[1:] + NF4[:-1]) / np.float32(2)
+    mid = np.array([nearest_float32(d) for d in NF4_BORDERS], np.float32)
+    assert (np.abs(mid - (NF4[1:] + NF4[:-1]) / np.float32(2)) < 6e-8).all()
     inf = np.float32(np.inf)
     x = np.concatenate([NF4, np.nextafter(mid, inf), mid, EDGES, noise(600, 4, -8, 2)])
     enc = (x[:, None] > mid[None, :]).sum(1)
