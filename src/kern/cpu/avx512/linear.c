@@ -7,4 +7,3 @@ const kern_linear_row kern__rows_avx512[] = {
     {"avx512-w16", "w16p16", CPU_AVX512, NULL, plan_f32, part_f32},
     {"avx512-w32", "w32p16", CPU_AVX512, NULL, plan_f32, part_f32},
 };
-const int kern__n_rows_avx512 = 4;
