@@ -355,16 +355,16 @@ static int slice_rows(qtensor *v, int64_t lo, int64_t hi, err *e)
         v->zeros = advance(v->zeros, v->zero_type, skip);
         v->scale_rows = ceil_div(hi - lo, v->block_n);
     }
-    int n = 0;
-    for (int i = 0; i < v->n_global; i++) {
-        int64_t a = v->global_row[i] < lo ? lo : v->global_row[i];
-        int64_t b = v->global_row[i + 1] > hi ? hi : v->global_row[i + 1];
+    const qtensor whole = *v;
+    v->n_global = 0;
+    for (int i = 0; i < whole.n_global; i++) {
+        int64_t a = whole.global_row[i] < lo ? lo : whole.global_row[i];
+        int64_t b = whole.global_row[i + 1] > hi ? hi : whole.global_row[i + 1];
         if (a >= b) continue;
-        v->global[n] = v->global[i];
-        v->global_row[n] = a - lo;
-        v->global_row[++n] = b - lo;
+        v->global[v->n_global] = whole.global[i];
+        v->global_row[v->n_global] = a - lo;
+        v->global_row[++v->n_global] = b - lo;
     }
-    v->n_global = n;
     v->N = hi - lo;
     return 0;
 }
