@@ -1,11 +1,12 @@
-/* Linear rows with int8 inputs by AVX-512 VNNI. vpdpbusd multiplies unsigned weights u = q + bias with
- * signed inputs c, so
+/* Linear rows with int8 inputs by AVX-512 VNNI. vpdpbusd multiplies unsigned weights u = q + bias
+ * with signed inputs c, so
  *
  *   sum q*c = sum u*c - bias * sum c
  *
- * and the second sum is known from the input alone: the accumulator starts at -bias * sum c instead of 0.
- * A zero point is one more such term, with its scale. The input is quantized in groups of 32 along K (16
- * for nvfp4) that never cross a weight group; a: int8 per token or static multiplies whole rows.
+ * and the second sum is known from the input alone: the accumulator starts at -bias * sum c instead
+ * of 0. A zero point is one more such term, with its scale. The input is quantized in groups of 32
+ * along K (16 for nvfp4) that never cross a weight group; a: int8 per token or static multiplies
+ * whole rows.
  *
  *   fp4 codes become 2*value + 12 (0..24) by a byte shuffle; the factor 1/2 goes into alpha.
  *
@@ -15,12 +16,13 @@
 enum { U_W4, U_FP4, U_W8 };
 
 typedef struct vnni_in {
-    const int32_t *start;    /* [M][groups]: -bias * sum */
-    const float *zsum;       /* [M][groups]: scale * sum, for zero points; or NULL */
-    int64_t per_scale;       /* input groups in a weight group */
+    const int32_t *start; /* [M][groups]: -bias * sum */
+    const float *zsum;    /* [M][groups]: scale * sum, for zero points; or NULL */
+    int64_t per_scale;    /* input groups in a weight group */
 } vnni_in;
 
-INLINE void dots(const int f, const __m512i w, const __m512i lut, const int8_t *x, int64_t ldx, const int MR, __m512i *acc)
+INLINE void dots(const int f, const __m512i w, const __m512i lut, const int8_t *x, int64_t ldx,
+                 const int MR, __m512i *acc)
 {
     const __m512i nib = _mm512_set1_epi8(15);
     int32_t c;
@@ -49,7 +51,8 @@ INLINE void dots(const int f, const __m512i w, const __m512i lut, const int8_t *
     }
 }
 
-INLINE void block(const kern__part *p, const vnni_in *in, int64_t panel, int64_t m0, const int f, const int MR, const int NP)
+INLINE void block(const kern__part *p, const vnni_in *in, int64_t panel, int64_t m0, const int f,
+                  const int MR, const int NP)
 {
     const kern__prep *w = p->s->prep;
     const kern__acts *a = p->a;
@@ -60,8 +63,10 @@ INLINE void block(const kern__part *p, const vnni_in *in, int64_t panel, int64_t
     const int32_t *start = in->start + m0 * G;
     const bool scaled = w->scale_type != NUM_NONE;
     uint8_t table[16];
-    for (int i = 0; i < 16; i++) table[i] = (uint8_t)(w->ilut[i] + 12);
-    const __m512i lut = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)table));
+    for (int i = 0; i < 16; i++)
+        table[i] = (uint8_t)(w->ilut[i] + 12);
+    const __m512i lut =
+        _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)table));
     const uint8_t *b[4];
     __m512 tot[4][8], ws[4];
     UNROLL
@@ -69,13 +74,15 @@ INLINE void block(const kern__part *p, const vnni_in *in, int64_t panel, int64_t
         b[i] = prep_panel(w, panel + i);
         ws[i] = _mm512_set1_ps(1.0f);
         UNROLL
-        for (int m = 0; m < MR; m++) tot[i][m] = _mm512_setzero_ps();
+        for (int m = 0; m < MR; m++)
+            tot[i][m] = _mm512_setzero_ps();
     }
     int64_t g = 0, left = 0;
     for (int64_t ag = 0, k = 0; ag < G; ag++) {
         if (scaled && left-- == 0) {
             UNROLL
-            for (int i = 0; i < NP; i++) ws[i] = v_scale(w, panel + i, g);
+            for (int i = 0; i < NP; i++)
+                ws[i] = v_scale(w, panel + i, g);
             g++;
             left = in->per_scale - 1;
         }
@@ -84,7 +91,8 @@ INLINE void block(const kern__part *p, const vnni_in *in, int64_t panel, int64_t
         UNROLL
         for (int i = 0; i < NP; i++) {
             UNROLL
-            for (int m = 0; m < MR; m++) acc[i][m] = _mm512_set1_epi32(start[m * G + ag]);
+            for (int m = 0; m < MR; m++)
+                acc[i][m] = _mm512_set1_epi32(start[m * G + ag]);
         }
         for (; k < end; k += step) {
             UNROLL
@@ -106,7 +114,8 @@ INLINE void block(const kern__part *p, const vnni_in *in, int64_t panel, int64_t
             __m512 z = _mm512_mul_ps(v_zeros(w, panel + i, g - 1), ws[i]);
             UNROLL
             for (int m = 0; m < MR; m++)
-                tot[i][m] = _mm512_fnmadd_ps(z, _mm512_set1_ps(in->zsum[(m0 + m) * G + ag]), tot[i][m]);
+                tot[i][m] =
+                    _mm512_fnmadd_ps(z, _mm512_set1_ps(in->zsum[(m0 + m) * G + ag]), tot[i][m]);
         }
     }
     UNROLL
@@ -115,17 +124,20 @@ INLINE void block(const kern__part *p, const vnni_in *in, int64_t panel, int64_t
         if (f == U_FP4) alpha = _mm512_mul_ps(alpha, _mm512_set1_ps(0.5f));
         UNROLL
         for (int m = 0; m < MR; m++)
-            v_store_n(p->y + (m0 + m) * p->ldy + (panel + i) * KERN_PANEL, _mm512_mul_ps(tot[i][m], alpha),
-                      rows_left(w, panel + i));
+            v_store_n(p->y + (m0 + m) * p->ldy + (panel + i) * KERN_PANEL,
+                      _mm512_mul_ps(tot[i][m], alpha), rows_left(w, panel + i));
     }
 }
 
 #define NP_OF(mr) ((mr) <= 2 ? 4 : (mr) <= 4 ? 2 : 1)
 #define BLOCK(f, mr)                                                                               \
-    static void block_##f##_##mr(const kern__part *p, const vnni_in *in, int64_t lo, int64_t hi, int64_t m0) \
+    static void block_##f##_##mr(const kern__part *p, const vnni_in *in, int64_t lo, int64_t hi,   \
+                                 int64_t m0)                                                       \
     {                                                                                              \
-        for (; lo + NP_OF(mr) <= hi; lo += NP_OF(mr)) block(p, in, lo, m0, f, mr, NP_OF(mr));      \
-        for (; NP_OF(mr) > 1 && lo < hi; lo++) block(p, in, lo, m0, f, mr, 1);                     \
+        for (; lo + NP_OF(mr) <= hi; lo += NP_OF(mr))                                              \
+            block(p, in, lo, m0, f, mr, NP_OF(mr));                                                \
+        for (; NP_OF(mr) > 1 && lo < hi; lo++)                                                     \
+            block(p, in, lo, m0, f, mr, 1);                                                        \
     }
 #define BLOCKS(f)                                                                                  \
     BLOCK(f, 1) BLOCK(f, 2) BLOCK(f, 3) BLOCK(f, 4) BLOCK(f, 5) BLOCK(f, 6) BLOCK(f, 7) BLOCK(f, 8)
@@ -134,8 +146,10 @@ BLOCKS(U_FP4)
 BLOCKS(U_W8)
 typedef void block_fn(const kern__part *p, const vnni_in *in, int64_t lo, int64_t hi, int64_t m0);
 #define BLOCK_ROW(f)                                                                               \
-    {block_##f##_1, block_##f##_2, block_##f##_3, block_##f##_4,                                   \
-     block_##f##_5, block_##f##_6, block_##f##_7, block_##f##_8}
+    {                                                                                              \
+        block_##f##_1, block_##f##_2, block_##f##_3, block_##f##_4, block_##f##_5, block_##f##_6,  \
+            block_##f##_7, block_##f##_8                                                           \
+    }
 static block_fn *const block_fns[3][8] = {BLOCK_ROW(U_W4), BLOCK_ROW(U_FP4), BLOCK_ROW(U_W8)};
 
 static void part_int8(const kern__part *p, int64_t lo, int64_t hi)
@@ -147,10 +161,13 @@ static void part_int8(const kern__part *p, int64_t lo, int64_t hi)
     int64_t cells = a->M * a->groups;
     int32_t *start = p->tmp;
     float *zsum = (float *)(void *)(start + cells);
-    for (int64_t i = 0; i < cells; i++) start[i] = -bias * a->sum[i];
+    for (int64_t i = 0; i < cells; i++)
+        start[i] = -bias * a->sum[i];
     bool zeros = w->zero_type != NUM_NONE;
-    for (int64_t i = 0; i < cells && zeros; i++) zsum[i] = a->scale[i] * (float)a->sum[i];
-    vnni_in in = {start, zeros ? zsum : NULL, w->groups > 1 ? w->group / p->plan->group : INT64_MAX};
+    for (int64_t i = 0; i < cells && zeros; i++)
+        zsum[i] = a->scale[i] * (float)a->sum[i];
+    vnni_in in = {start, zeros ? zsum : NULL,
+                  w->groups > 1 ? w->group / p->plan->group : INT64_MAX};
     /* a few panels at a time, so that their codes stay in L1 while all rows of X pass */
     int64_t stride = a->M <= 8 ? hi - lo : 4;
     for (; lo < hi; lo += stride) {
@@ -164,7 +181,9 @@ static void part_int8(const kern__part *p, int64_t lo, int64_t hi)
 
 static int64_t input_group(const qtensor *q)
 {
-    int64_t g = q->spec.w.gran == Q_GROUP ? q->spec.w.group : q->spec.w.gran == Q_BLOCK ? q->spec.w.block_k : 0;
+    int64_t g = q->spec.w.gran == Q_GROUP   ? q->spec.w.group
+                : q->spec.w.gran == Q_BLOCK ? q->spec.w.block_k
+                                            : 0;
     if (g <= 0 || g >= q->K) return 32;
     return g % 32 == 0 ? 32 : g % 16 == 0 ? 16 : 0;
 }
@@ -181,16 +200,17 @@ static const char *refuse_int8(const kern_linear_desc *d, int shard, int bucket)
     const qaxis *a = &q->spec.a;
     if (num_infos[q->code].kind != 'I' && q->code != NUM_F4_E2M1) return "weights are not integers";
     if (q->table) return "weights are a table";
-    if (num_infos[q->code].kind != 'I' && num_infos[q->code].kind != 'F') return "weights are not integers";
+    if (num_infos[q->code].kind != 'I' && num_infos[q->code].kind != 'F')
+        return "weights are not integers";
     if (q->spec.w.asym && num_infos[q->zero_type].kind == 'F') return "float zero points";
     if (!input_group(q)) return "group is no multiple of 16";
     if (d->act == KERN_ACT_INT8) return NULL;
     if (d->act == KERN_ACT_F32 || d->act == KERN_ACT_BF16) return "input is forced to a float type";
     bool int8_in = a->type == NUM_I8 && qaxis_quantized(a);
     if (int8_in && (a->gran == Q_TOKEN || a->gran == Q_TENSOR))
-        return !one_scale_per_row(q)      ? "int8 input per token with grouped weights"
-               : q->input_zero != 0.0f    ? "input has a zero point"
-                                          : NULL;
+        return !one_scale_per_row(q)   ? "int8 input per token with grouped weights"
+               : q->input_zero != 0.0f ? "input has a zero point"
+                                       : NULL;
     if (qaxis_quantized(a)) return "input type of the checkpoint is not int8";
     return d->act == KERN_ACT_AUTO ? NULL : "spec keeps 16-bit inputs in f32";
 }
