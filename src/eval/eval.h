@@ -31,6 +31,8 @@ typedef struct eval_task_result {
     double accuracy, chance;    /* chance level, 0 when none */
     eval_item *items;
     char first_prompt[256];     /* what was asked, start */
+    char note[256];             /* how it was asked and graded; limits of the sandbox */
+    int64_t score_deciles[10];  /* classify: items with p(positive) in [0,.1) … [.9,1] */
 } eval_task_result;
 typedef struct eval_ppl {
     double perplexity, nll;     /* per token */
@@ -54,6 +56,10 @@ typedef struct compare_task {
     int64_t items_to_settle;              /* 0 = settled */
     verdict v;
     char reason[256];
+    char type[16];
+    double flip_rate;                     /* (b + c) / n */
+    eval_item *base_items, *cand_items;   /* [n_items], NULL unless eval_opts.items */
+    int64_t n_items;
 } compare_task;
 typedef struct compare_result {
     verdict v;
@@ -61,16 +67,21 @@ typedef struct compare_result {
     compare_task *tasks; int n_tasks;
     bool has_ppl;
     eval_ppl ppl_base, ppl_cand;
-    double kl_mean, kl_p99, top1;         /* over kl_tokens positions */
+    double kl_mean, kl_p50, kl_p90, kl_p99, kl_max, top1;   /* over kl_tokens positions */
     int64_t kl_tokens;
     engine_info base, cand;
     double speed_base_ttft_ms, speed_base_tpot_ms, speed_cand_ttft_ms, speed_cand_tpot_ms;
     uint64_t kv_clipped;
+    double pooled_ci95_pp[2];             /* all comparable items together */
+    int64_t pooled_n;
+    bool base_cached;                     /* every baseline answer came from the cache */
 } compare_result;
 /* Paired statistics on the same items: pure functions. */
 double stats_mcnemar_p(int64_t b, int64_t c);
 /* 95 % interval of the difference in pp (candidate - baseline) for n pairs: score-based (Tango). */
 void stats_paired_ci(int64_t n, int64_t b, int64_t c, double out_pp[2]);
+/* P(X >= k) for X binomial(n, p): is a baseline above chance? */
+double stats_binomial_above_p(int64_t n, int64_t k, double p);
 verdict stats_verdict(int64_t n, int64_t b, int64_t c, char reason[256], int64_t *items_to_settle);
 int compare_run(const engine_opts *base, const engine_opts *cand, const eval_opts *o, compare_result *r, err *e);
 void compare_json(const compare_result *r, jw *w);
