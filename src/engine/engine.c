@@ -1,0 +1,387 @@
+/* Opening, submitting, closing. Start-up order: checkpoint → dialect → device → plan → model → KV
+ * pool → text → engine thread. What is predicted before loading is kept beside what loading took.
+ */
+#include "engine/engine_internal.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/file.h"
+#include "base/log.h"
+#include "plan/plan.h"
+
+const double engine_ttft_bounds[23] = {.001, .005, .01, .02, .04, .06,  .08,     .1,
+                                       .25,  .5,   .75, 1,   2.5, 5,    7.5,     10,
+                                       20,   40,   80,  160, 640, 2560, INFINITY};
+const double engine_itl_bounds[23] = {.01, .025, .05, .075,     .1,       .15,      .2,      .3,
+                                      .4,  .5,   .75, 1,        2.5,      5,        7.5,     10,
+                                      20,  40,   80,  INFINITY, INFINITY, INFINITY, INFINITY};
+const double engine_e2e_bounds[23] = {.3,  .5,  .8,  1,    1.5,  2,        2.5,     5,
+                                      10,  15,  20,  30,   40,   50,       60,      120,
+                                      240, 480, 960, 1920, 7680, INFINITY, INFINITY};
+
+/* ---- text ---------------------------------------------------------------------------------------
+ */
+
+static int open_text(engine *en, err *e)
+{
+    int rc = 0;
+    buf js = {0}, cfg = {0}, tmpl = {0};
+    TRY(ckpt_tokenizer_json(en->c, &js, e));
+    TRY(ckpt_tokenizer_config(en->c, &cfg, e));
+    if (js.len)
+        TRY(tokenizer_open(&en->tok, js.data, js.len, cfg.data ? cfg.data : "", cfg.len,
+                           ckpt_path(en->c), e));
+    if (en->o.chat_template)
+        TRY(file_read_all(&tmpl, en->o.chat_template, 16 << 20, e));
+    else
+        TRY(ckpt_chat_template(en->c, &tmpl, e));
+    if (tmpl.len)
+        TRY(chat_template_open(&en->chat, tmpl.data, tmpl.len,
+                               en->o.chat_template ? en->o.chat_template : ckpt_path(en->c), e));
+out:
+    buf_free(&js);
+    buf_free(&cfg);
+    buf_free(&tmpl);
+    return rc;
+}
+
+static void add_eos(engine *en, int64_t id)
+{
+    if (id < 0 || id >= en->vocab || engine__is_eos(en, (int32_t)id) ||
+        en->n_eos == (int)(sizeof en->eos / sizeof *en->eos))
+        return;
+    en->eos[en->n_eos++] = (int32_t)id;
+}
+
+/* Union of config.json, generation_config.json and the tokenizer's own end token. */
+static void collect_eos(engine *en)
+{
+    const ckpt_config *c = ckpt_cfg(en->c);
+    for (int i = 0; i < c->n_eos; i++)
+        add_eos(en, c->eos[i]);
+    if (en->tok) add_eos(en, tokenizer_eos(en->tok));
+}
+
+/* ---- memory -------------------------------------------------------------------------------------
+ */
+
+/* "auto" is what the checkpoint asks for, else bf16. */
+static int resolve_kv(engine *en, const kv_format **out, err *e)
+{
+    const char *text = en->o.kv_cache_dtype ? en->o.kv_cache_dtype : "auto";
+    if (strcmp(text, "auto")) return kv_format_parse(text, out, e);
+    const qaxis *kv = &en->q->kv;
+    return kv_format_parse(qaxis_quantized(kv) ? num_infos[kv->type].name : "bf16", out, e);
+}
+
+static int predict(engine *en, const kv_format *kv, kern_act act, err *e)
+{
+    qspec scheme;
+    plan_in in = {.cfg = ckpt_cfg(en->c),
+                  .q = en->q,
+                  .kv = kv->type,
+                  .act = act,
+                  .features = en->dev->features,
+                  .threads = team_size(en->dev->team),
+                  .context = 1,
+                  .concurrency = 1,
+                  .chunk_tokens = en->chunk,
+                  .page_tokens = en->page_tokens};
+    plan_out out;
+    if (en->o.quantization && *en->o.quantization && !strcmp(en->q->dialect->name, "plain")) {
+        int rc = qspec_parse(en->o.quantization, &scheme, e);
+        if (rc < 0) return rc;
+        in.scheme = &scheme;
+    }
+    int rc = plan_compute(&in, &out, e);
+    if (rc < 0) return rc;
+    if (*out.refused) return err_set(e, ERR_UNSUPPORTED, "%s", out.refused);
+    en->info.predicted_bytes = out.resident_weights + out.workspace;
+    return 0;
+}
+
+static int too_small(const engine *en, uint64_t budget, uint64_t fixed, uint64_t page,
+                     const char *source, err *e)
+{
+    return err_set(
+        e, ERR_NOMEM,
+        "not enough memory for %s: weights and workspace take %.0f MB, a KV page %.2f MB, and %.0f "
+        "MB are allowed (%.2f of what is available "
+        "by %s); raise --mem-fraction-static, quantize further, or lower --max-model-len",
+        en->o.model, (double)fixed / 1e6, (double)page / 1e6, (double)budget / 1e6,
+        en->o.mem_fraction, source);
+}
+
+/* Pool: what the options ask for, at most what the budget leaves. */
+static int open_pool(engine *en, const kv_format *kv, uint64_t available, const char *source,
+                     err *e)
+{
+    const kv_layer_shape *shapes;
+    kv_sizes sz;
+    model_bytes mb;
+    int n = model_kv_shapes(en->m, &shapes);
+    int64_t pt = en->page_tokens;
+    kv_sizes_of(kv->type, shapes, n, en->page_tokens, &sz);
+    model_memory(en->m, &mb);
+    uint64_t fixed = mb.prepared + mb.other + mb.workspace,
+             budget = (uint64_t)((double)available * en->o.mem_fraction);
+    int64_t want_tokens = en->o.max_total_tokens;
+    if (want_tokens <= 0)
+        want_tokens = en->max_running > INT64_MAX / en->max_len ? INT64_MAX / 2
+                                                                : en->max_running * en->max_len;
+    int64_t want = (want_tokens + pt - 1) / pt;
+    if (want > (1 << 26)) want = 1 << 26;
+    int64_t pages = plan_kv_pages(budget, fixed, sz.page_bytes, want);
+    if (pages * pt < 16 || pages < 1) return too_small(en, budget, fixed, sz.page_bytes, source, e);
+    if (pages * pt < en->max_len) {
+        if (en->o.max_model_len > 0)
+            return err_set(e, ERR_NOMEM,
+                           "--max-model-len %lld does not fit: the KV cache holds %lld tokens "
+                           "within %.0f MB (%.2f of what is available by %s)",
+                           (long long)en->o.max_model_len, (long long)(pages * pt),
+                           (double)budget / 1e6, en->o.mem_fraction, source);
+        log_warn(
+            "context is limited to %lld tokens: that is what the KV cache holds in %.0f MB (by %s)",
+            (long long)(pages * pt), (double)budget / 1e6, source);
+        en->max_len = pages * pt;
+    }
+    kv_pool_opts po = {.type = kv->type,
+                       .n_layers = n,
+                       .layers = shapes,
+                       .page_tokens = en->page_tokens,
+                       .n_pages = pages,
+                       .k_scale = model_k_scales(en->m),
+                       .v_scale = model_v_scales(en->m)};
+    int rc = kv_pool_open(&en->pool, en->dev, &po, e);
+    if (rc < 0) return rc;
+    if (kv->type == KV_FP8_E4M3 && !po.k_scale[0])
+        log_info("KV cache fp8_e4m3 with scale 1.0: the checkpoint has no k_scale/v_scale; values "
+                 "above 448 are clipped and counted");
+    en->info.kv_bytes_per_token = sz.token_bytes;
+    en->info.kv_pool_bytes = kv_pool_bytes(en->pool);
+    en->info.kv_tokens = pages * pt;
+    return kv_radix_open(&en->radix, en->pool, e);
+}
+
+static void *zeroed(size_t n, size_t size)
+{
+    return xcalloc(n ? n : 1, size);
+}
+
+static int open_buffers(engine *en, err *e)
+{
+    void *p = NULL;
+    size_t row = sizeof(float) * (size_t)en->vocab;
+    en->max_logit_rows = (int64_t)(((size_t)64 << 20) / row);
+    if (en->max_logit_rows > en->chunk) en->max_logit_rows = en->chunk;
+    if (en->max_logit_rows < en->max_running) en->max_logit_rows = en->max_running;
+    int rc = kern_alloc(en->dev, &p, row * (size_t)en->max_logit_rows, e);
+    if (rc < 0) return rc;
+    en->logits = p;
+    size_t T = (size_t)en->chunk;
+    en->ids = zeroed(T, sizeof *en->ids);
+    en->pos = zeroed(T, sizeof *en->pos);
+    en->slot = zeroed(T, sizeof *en->slot);
+    en->logit_rows = zeroed(T, sizeof *en->logit_rows);
+    en->lp = zeroed(T, sizeof *en->lp);
+    en->seqs = zeroed((size_t)en->max_running, sizeof *en->seqs);
+    en->step = zeroed((size_t)en->max_running, sizeof *en->step);
+    en->running = zeroed((size_t)en->max_running, sizeof *en->running);
+    en->work = zeroed((size_t)en->vocab, sizeof *en->work);
+    en->order = zeroed((size_t)en->vocab, sizeof *en->order);
+    return 0;
+}
+
+/* ---- open ---------------------------------------------------------------------------------------
+ */
+
+static int check_opts(engine *en, err *e)
+{
+    engine_opts *o = &en->o;
+    if (o->max_running == 0) o->max_running = 8;
+    if (o->max_queued == 0) o->max_queued = 256;
+    if (o->chunk_tokens == 0) o->chunk_tokens = 512;
+    if (o->page_tokens == 0) o->page_tokens = 16;
+    if (o->mem_fraction == 0) o->mem_fraction = 0.8;
+    if (o->device && *o->device && strcmp(o->device, "cpu"))
+        return err_set(e, ERR_UNSUPPORTED, "--device %s: only cpu is here", o->device);
+    if (o->max_running < 1 || o->max_running > 4096)
+        return err_set(e, ERR_USAGE, "--max-running-requests: %lld is not between 1 and 4096",
+                       (long long)o->max_running);
+    if (o->max_queued < 1)
+        return err_set(e, ERR_USAGE, "--max-queued-requests: %lld is below 1",
+                       (long long)o->max_queued);
+    if (o->chunk_tokens < 1 || o->chunk_tokens > 65536)
+        return err_set(e, ERR_USAGE, "--chunked-prefill-size: %lld is not between 1 and 65536",
+                       (long long)o->chunk_tokens);
+    if (o->page_tokens < 1 || o->page_tokens > 1024)
+        return err_set(e, ERR_USAGE, "--page-size: %d is not between 1 and 1024", o->page_tokens);
+    if (!(o->mem_fraction > 0 && o->mem_fraction <= 1))
+        return err_set(e, ERR_USAGE, "--mem-fraction-static: %g is not between 0 and 1",
+                       o->mem_fraction);
+    if (o->max_model_len < 0 || o->max_total_tokens < 0)
+        return err_set(e, ERR_USAGE, "--max-model-len and --max-total-tokens must not be negative");
+    en->max_running = (int)o->max_running;
+    en->page_tokens = o->page_tokens;
+    en->chunk = o->chunk_tokens > o->max_running ? o->chunk_tokens : o->max_running;
+    en->prefix_cache = !o->no_prefix_cache;
+    return 0;
+}
+
+static void describe(engine *en, const kv_format *kv, kern_act act)
+{
+    engine_info *i = &en->info;
+    buf spec = {0};
+    model_bytes mb;
+    qspec s = model_spec(en->m);
+    const model_report_line *lines;
+    int n = model_report(en->m, &lines);
+    s.kv = (qaxis){.type = NUM_BF16};
+    qspec_parse_axis(kv->name, 'k', &s.kv, NULL);
+    qspec_format(&s, &spec);
+    model_memory(en->m, &mb);
+    snprintf(i->model, sizeof i->model, "%s", en->o.model);
+    snprintf(i->architecture, sizeof i->architecture, "%s", ckpt_cfg(en->c)->architecture);
+    snprintf(i->spec, sizeof i->spec, "%s", spec.data);
+    snprintf(i->activation, sizeof i->activation, "%.47s (%s)", n ? lines[0].choice[0].act : "f32",
+             kern_act_name(act));
+    snprintf(i->kv_dtype, sizeof i->kv_dtype, "%s", kv->name);
+    snprintf(i->device, sizeof i->device, "cpu: %.50s", cpu_model_name());
+    const char *origin = ckpt_is_gguf(en->c) ? ckpt_gguf_types(en->c) : ckpt_origin(en->c);
+    snprintf(i->origin, sizeof i->origin, "%s%s", ckpt_is_gguf(en->c) ? "GGUF: " : "",
+             origin ? origin : "");
+    i->weight_bytes = mb.prepared;
+    i->weight_file_bytes = mb.file.total;
+    i->workspace_bytes = mb.workspace;
+    i->actual_bytes = mb.prepared + mb.other + mb.workspace;
+    i->max_len = en->max_len;
+    i->max_running = en->max_running;
+    i->vocab = en->vocab;
+    i->threads = team_size(en->dev->team);
+    cpu_format(en->dev->features, i->cpu_features, sizeof i->cpu_features);
+    buf_free(&spec);
+}
+
+static int load(engine *en, err *e)
+{
+    int rc = 0;
+    double t0 = clock_seconds();
+    const char *source;
+    uint64_t available = mem_available_bytes(&source);
+    const kv_format *kv = NULL;
+    kern_act act;
+    kern_opts ko = {.device = en->o.device, .threads = en->o.threads};
+    TRY(check_opts(en, e));
+    TRY(kern_act_parse(en->o.activation_dtype ? en->o.activation_dtype : "auto", &act, e));
+    TRY(cpu_parse(en->o.cpu_features ? en->o.cpu_features : "auto", &ko.cpu_features, e));
+    TRY(ckpt_open(&en->c, en->o.model, e));
+    TRY(quant_open(&en->q, en->c, e));
+    TRY(resolve_kv(en, &kv, e));
+    const ckpt_config *cfg = ckpt_cfg(en->c);
+    for (int i = 0; i < cfg->n_warnings; i++)
+        log_warn("%s", cfg->warnings[i]);
+    en->max_len = cfg->max_position;
+    if (en->o.max_model_len > 0) {
+        if (en->o.max_model_len > cfg->max_position)
+            log_warn("--max-model-len %lld is more than the model was made for (%lld): answers may "
+                     "be poor",
+                     (long long)en->o.max_model_len, (long long)cfg->max_position);
+        en->max_len = en->o.max_model_len;
+    }
+    const arch_row *arch;
+    TRY(arch_find(cfg, &arch, e));
+    TRY(kern_open(&en->dev, &ko, e));
+    TRY(predict(en, kv, act, e));
+    model_opts mo = {
+        .act = act, .quantize = en->o.quantization, .strict = en->o.strict, .max_rows = en->chunk};
+    TRY(model_open(&en->m, en->q, en->dev, &mo, e));
+    en->vocab = model_vocab(en->m);
+    TRY(open_pool(en, kv, available, source, e));
+    TRY(open_buffers(en, e));
+    TRY(open_text(en, e));
+    collect_eos(en);
+    describe(en, kv, act);
+    en->info.load_seconds = clock_seconds() - t0;
+    log_info("%s: %s, %s, weights %.1f MB resident (%.1f MB predicted with workspace, %.1f MB "
+             "actual), KV %lld tokens in %.1f MB, activations %s, %.2f s",
+             en->o.model, en->info.architecture, en->info.spec, (double)en->info.weight_bytes / 1e6,
+             (double)en->info.predicted_bytes / 1e6, (double)en->info.actual_bytes / 1e6,
+             (long long)en->info.kv_tokens, (double)en->info.kv_pool_bytes / 1e6,
+             en->info.activation, en->info.load_seconds);
+out:
+    return rc;
+}
+
+static const char *keep(const char *s)
+{
+    return s ? xstrdup(s) : NULL;
+}
+
+int engine_open(engine **out, const engine_opts *o, err *e)
+{
+    engine *en = xcalloc(1, sizeof *en);
+    *out = NULL;
+    en->o = *o;
+    const char **texts[] = {&en->o.model,          &en->o.device,           &en->o.cpu_features,
+                            &en->o.kv_cache_dtype, &en->o.activation_dtype, &en->o.quantization,
+                            &en->o.chat_template};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        *texts[i] = keep(*texts[i]);
+    pthread_mutex_init(&en->lock, NULL);
+    pthread_cond_init(&en->wake, NULL);
+    int rc = load(en, e);
+    if (rc == 0) {
+        int err_no = pthread_create(&en->thread, NULL, engine__loop, en);
+        if (err_no)
+            rc = err_errno(e, err_no, "the engine thread could not be started");
+        else
+            en->thread_up = true;
+    }
+    if (rc < 0) {
+        engine_close(en, 0);
+        return rc;
+    }
+    *out = en;
+    return 0;
+}
+
+void engine_close(engine *en, double drain_seconds)
+{
+    if (!en) return;
+    if (en->thread_up) {
+        pthread_mutex_lock(&en->lock);
+        en->refuse = en->stop = true;
+        en->drain_until = clock_seconds() + drain_seconds;
+        pthread_cond_signal(&en->wake);
+        pthread_mutex_unlock(&en->lock);
+        pthread_join(en->thread, NULL);
+    }
+    while (en->inbox) {
+        request *r = en->inbox;
+        en->inbox = r->next;
+        engine__finish(en, r, FINISH_CANCELLED, -1, NULL, NULL);
+        engine__request_free(r);
+    }
+    kv_radix_close(en->radix);
+    kv_pool_close(en->pool);
+    model_close(en->m);
+    if (en->logits) kern_free(en->dev, en->logits);
+    kern_close(en->dev);
+    quant_close(en->q);
+    ckpt_close(en->c);
+    tokenizer_close(en->tok);
+    chat_template_close(en->chat);
+    void *arrays[] = {en->ids,  en->pos,  en->slot,    en->logit_rows, en->lp,
+                      en->seqs, en->step, en->running, en->work,       en->order};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
+        free(arrays[i]);
+    const char *texts[] = {en->o.model,          en->o.device,           en->o.cpu_features,
+                           en->o.kv_cache_dtype, en->o.activation_dtype, en->o.quantization,
+                           en->o.chat_template};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        free((void *)(uintptr_t)texts[i]);
+    pthread_mutex_destroy(&en->lock);
+    pthread_cond_destroy(&en->wake);
+    free(en);
+}

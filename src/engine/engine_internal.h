@@ -1,0 +1,93 @@
+/* Private to engine: a request's life, the engine, and what its files share. All fields of a
+ * request but `cancel` belong to the engine thread once it has been taken from the inbox. */
+#ifndef ENGINE_INTERNAL_H
+#define ENGINE_INTERNAL_H
+#include <pthread.h>
+#include "engine/engine.h"
+#include "model/model.h"
+
+typedef struct request {
+    struct request *next; /* inbox or waiting queue */
+    uint64_t id;
+    req_params p; /* arrays are this request's own copies */
+    int32_t *ids; /* prompt, then what was generated */
+    int64_t n_ids, cap_ids, n_prompt;
+    int64_t computed;    /* tokens whose K and V are in the cache */
+    int64_t prompt_seen; /* prompt rows whose logits have been reported */
+    int32_t *pages;
+    int n_pages, cap_pages;
+    int64_t cached; /* prompt tokens found in the prefix cache */
+    uint64_t seed;
+    int32_t *counts; /* [vocab] occurrences in the output, when a penalty asks for it */
+    uint8_t *seen;   /* [vocab] occurs in prompt or output (repetition penalty) */
+    detok d;
+    buf text;    /* generated text so far */
+    size_t sent; /* of it already handed out */
+    bool started, inserted;
+    bool cancel;
+    double t_submit, t_start, t_first, t_last;
+    /* this step */
+    int32_t row0, n_rows;
+    int64_t logit0, n_logits; /* its rows in the logits buffer */
+} request;
+
+struct engine {
+    ckpt *c;
+    quant_ckpt *q;
+    kern_dev *dev;
+    model *m;
+    kv_pool *pool;
+    kv_radix *radix;
+    tokenizer *tok;
+    chat_template *chat;
+    engine_opts o;
+    engine_info info;
+    int32_t eos[64];
+    int n_eos;
+    int64_t vocab, max_len, chunk, max_logit_rows;
+    int max_running, page_tokens;
+    bool prefix_cache;
+
+    pthread_t thread;
+    bool thread_up;
+    pthread_mutex_t lock; /* guards inbox, n_queued, stop, stats */
+    pthread_cond_t wake;
+    request *inbox, *inbox_last;
+    int64_t n_queued; /* inbox and waiting */
+    bool refuse, stop;
+    double drain_until;
+    uint64_t next_id;
+    engine_stats stats;
+
+    /* engine thread only */
+    request *waiting, *waiting_last;
+    request **running;
+    int n_running;
+    float *logits;
+    int32_t *ids, *pos, *slot, *logit_rows;
+    kern_seq *seqs;
+    float *work;       /* [vocab] sampler scratch */
+    int32_t *order;    /* [vocab] */
+    token_logprob *lp; /* [chunk] */
+    request **step;    /* requests of this step */
+    int n_step;
+};
+
+/* sampler.c */
+int engine__sample(engine *en, request *r, const float *logits, int32_t *token, err *e);
+double engine__lse(const float *logits, int64_t n, err *e, int *rc);
+void engine__logprob(const float *logits, int64_t V, double lse, int32_t id, int n_top,
+                     token_logprob *out);
+double engine__uniform(uint64_t seed, uint64_t choice, uint64_t position);
+/* request.c */
+request *engine__request_make(engine *en, const req_params *p);
+void engine__request_free(request *r);
+void engine__emit_prompt(engine *en, request *r, const float *logits);
+/* Takes a sampled token into the request: text, stop rules, events. Returns true when it ended. */
+bool engine__take_token(engine *en, request *r, int32_t token, const token_logprob *lp);
+void engine__finish(engine *en, request *r, finish_reason why, int32_t stop_id,
+                    const char *stop_text, const err *e);
+bool engine__is_eos(const engine *en, int32_t id);
+/* sched.c */
+void *engine__loop(void *arg);
+#endif

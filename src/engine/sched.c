@@ -1,0 +1,415 @@
+/* The step loop, on the engine thread: take what has arrived, drop what was cancelled, admit, build
+ * one batch of decodes and prefill chunks, run it, hand out the results.
+ *
+ * Pages are taken as they are needed. When none is free the radix tree gives up its least recently
+ * used ones; then the youngest running request is preempted: it loses its pages, keeps its tokens,
+ * and waits at the head of the queue to be computed again. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include "base/log.h"
+#include "engine/engine_internal.h"
+
+static bool wants_all_rows(const request *r)
+{
+    return r->p.want & (WANT_LOGITS | WANT_PROMPT_LOGPROBS | WANT_HIDDEN);
+}
+
+/* ---- queues -------------------------------------------------------------------------------------
+ */
+
+static void release_pages(engine *en, request *r)
+{
+    for (int i = 0; i < r->n_pages; i++)
+        kv_pool_unref(en->pool, r->pages[i]);
+    r->n_pages = 0;
+}
+
+static void queued(engine *en, int64_t by)
+{
+    pthread_mutex_lock(&en->lock);
+    en->n_queued += by;
+    en->stats.waiting = en->n_queued;
+    pthread_mutex_unlock(&en->lock);
+}
+
+static void push_front(engine *en, request *r)
+{
+    r->next = en->waiting;
+    en->waiting = r;
+    if (!en->waiting_last) en->waiting_last = r;
+    queued(en, 1);
+}
+
+static request *pop_front(engine *en)
+{
+    request *r = en->waiting;
+    en->waiting = r->next;
+    if (!en->waiting) en->waiting_last = NULL;
+    r->next = NULL;
+    queued(en, -1);
+    return r;
+}
+
+static void remove_running(engine *en, int i)
+{
+    memmove(en->running + i, en->running + i + 1,
+            sizeof *en->running * (size_t)(en->n_running - i - 1));
+    en->n_running--;
+}
+
+/* Frees a finished request; its whole pages stay in the prefix cache. */
+static void retire(engine *en, request *r)
+{
+    if (en->prefix_cache && r->computed > 0)
+        kv_radix_insert(en->radix, r->p.cache_salt, r->ids, r->computed, r->pages);
+    release_pages(en, r);
+    for (int i = 0; i < en->n_running; i++)
+        if (en->running[i] == r) remove_running(en, i);
+    engine__request_free(r);
+}
+
+static void cancel_waiting(engine *en)
+{
+    request **p = &en->waiting, *last = NULL;
+    while (*p) {
+        request *r = *p;
+        if (!r->cancel) {
+            last = r;
+            p = &r->next;
+            continue;
+        }
+        *p = r->next;
+        queued(en, -1);
+        engine__finish(en, r, FINISH_CANCELLED, -1, NULL, NULL);
+        engine__request_free(r);
+    }
+    en->waiting_last = last;
+}
+
+static void cancel_running(engine *en)
+{
+    for (int i = en->n_running - 1; i >= 0; i--) {
+        request *r = en->running[i];
+        if (!r->cancel) continue;
+        engine__finish(en, r, FINISH_CANCELLED, -1, NULL, NULL);
+        retire(en, r);
+    }
+}
+
+/* ---- admission ----------------------------------------------------------------------------------
+ */
+
+static int64_t pages_for(const engine *en, int64_t tokens)
+{
+    return (tokens + en->page_tokens - 1) / en->page_tokens;
+}
+
+static void match_prefix(engine *en, request *r)
+{
+    if (!en->prefix_cache || wants_all_rows(r)) return;
+    /* The last token is always computed: its logits are needed. */
+    r->computed =
+        kv_radix_match(en->radix, r->p.cache_salt, r->ids, r->n_ids, r->n_ids - 1, r->pages);
+    r->n_pages = (int)(r->computed / en->page_tokens);
+    if (!r->started) r->cached = r->computed < r->n_prompt ? r->computed : r->n_prompt;
+}
+
+static void admit(engine *en)
+{
+    while (en->waiting && en->n_running < en->max_running) {
+        request *r = en->waiting;
+        int64_t need = pages_for(en, r->n_ids + 1),
+                can = kv_pool_free_pages(en->pool) + kv_radix_pages(en->radix);
+        /* With others running, a request waits until its prompt has room; alone, it always starts.
+         */
+        if (en->n_running && need > can) return;
+        pop_front(en);
+        match_prefix(en, r);
+        if (!r->started) {
+            r->started = true;
+            r->t_start = clock_seconds();
+        }
+        en->running[en->n_running++] = r;
+        pthread_mutex_lock(&en->lock);
+        en->stats.prompt_tokens += (uint64_t)r->n_prompt;
+        en->stats.cached_tokens += (uint64_t)r->cached;
+        en->stats.requests++;
+        pthread_mutex_unlock(&en->lock);
+    }
+}
+
+/* ---- pages --------------------------------------------------------------------------------------
+ */
+
+static void preempt(engine *en, request *r)
+{
+    if (en->prefix_cache && r->computed > 0 && !wants_all_rows(r))
+        kv_radix_insert(en->radix, r->p.cache_salt, r->ids, r->computed, r->pages);
+    release_pages(en, r);
+    r->computed = 0;
+    for (int i = 0; i < en->n_running; i++)
+        if (en->running[i] == r) remove_running(en, i);
+    for (int i = 0; i < en->n_step; i++)
+        if (en->step[i] == r) en->step[i] = NULL;
+    push_front(en, r);
+    pthread_mutex_lock(&en->lock);
+    en->stats.preemptions++;
+    pthread_mutex_unlock(&en->lock);
+}
+
+/* Pages for the first `tokens` tokens of r. False: r itself had to give way. */
+static bool ensure_pages(engine *en, request *r, int64_t tokens)
+{
+    int64_t need = pages_for(en, tokens) - r->n_pages;
+    while (need > 0) {
+        int64_t lack = need - kv_pool_free_pages(en->pool);
+        if (lack <= 0) {
+            kv_pool_alloc(en->pool, r->pages + r->n_pages, (int)need, NULL);
+            r->n_pages += (int)need;
+            return true;
+        }
+        if (kv_radix_evict(en->radix, lack) > 0) continue;
+        request *young = en->running[en->n_running - 1];
+        preempt(en, young);
+        if (young == r) return false;
+    }
+    return true;
+}
+
+/* ---- one batch ----------------------------------------------------------------------------------
+ */
+
+typedef struct room {
+    int64_t rows, logits;
+} room;
+
+/* Takes up to what is left of r into the step. */
+static void take_rows(engine *en, request *r, room *left)
+{
+    int64_t n = r->n_ids - r->computed;
+    bool all = r->p.want & (WANT_LOGITS | WANT_PROMPT_LOGPROBS);
+    if (n > left->rows) n = left->rows;
+    if (all && r->computed < r->n_prompt && n > left->logits) n = left->logits;
+    if (n < 1 || left->logits < 1) return;
+    if (!ensure_pages(en, r, r->computed + n)) return;
+    r->n_rows = (int32_t)n;
+    left->rows -= n;
+    bool ends = r->computed + n == r->n_ids;
+    r->n_logits = all && r->computed < r->n_prompt ? n : ends ? 1 : 0;
+    left->logits -= r->n_logits;
+    en->step[en->n_step++] = r;
+}
+
+static void choose(engine *en)
+{
+    room left = {en->chunk, en->max_logit_rows};
+    en->n_step = 0;
+    /* Decodes first, then prefills in order of arrival. ensure_pages may remove requests from the
+     * end. */
+    for (int pass = 0; pass < 2; pass++)
+        for (int i = 0; i < en->n_running; i++) {
+            request *r = en->running[i];
+            bool decode = r->n_ids - r->computed == 1 && r->n_ids > r->n_prompt;
+            if (decode == (pass == 0)) take_rows(en, r, &left);
+        }
+    int n = 0;
+    for (int i = 0; i < en->n_step; i++)
+        if (en->step[i]) en->step[n++] = en->step[i];
+    en->n_step = n;
+}
+
+static void fill(engine *en, batch *b)
+{
+    *b = (batch){.ids = en->ids,
+                 .pos = en->pos,
+                 .slot = en->slot,
+                 .seqs = en->seqs,
+                 .logit_rows = en->logit_rows};
+    for (int s = 0; s < en->n_step; s++) {
+        request *r = en->step[s];
+        r->row0 = (int32_t)b->T;
+        r->logit0 = b->n_logits;
+        for (int32_t i = 0; i < r->n_rows; i++) {
+            int64_t at = r->computed + i;
+            en->ids[b->T] = r->ids[at];
+            en->pos[b->T] = (int32_t)at;
+            en->slot[b->T] =
+                r->pages[at / en->page_tokens] * en->page_tokens + (int32_t)(at % en->page_tokens);
+            if (r->n_rows - i <= r->n_logits) en->logit_rows[b->n_logits++] = (int32_t)b->T;
+            b->T++;
+        }
+        en->seqs[s] = (kern_seq){r->row0, r->n_rows, (int32_t)(r->computed + r->n_rows), r->pages};
+    }
+    b->n_seqs = en->n_step;
+}
+
+/* Hidden states of the step, cut into the requests that asked for them. */
+static void hidden_tap(void *arg, int layer, const float *x, int64_t T, int64_t hidden)
+{
+    engine *en = arg;
+    (void)T;
+    for (int s = 0; s < en->n_step; s++) {
+        request *r = en->step[s];
+        if (!(r->p.want & WANT_HIDDEN) || r->computed >= r->n_prompt || !r->p.sink) continue;
+        int64_t n = r->n_rows;
+        if (r->computed + n > r->n_prompt) n = r->n_prompt - r->computed;
+        engine_event ev = {.kind = EV_HIDDEN,
+                           .id = r->id,
+                           .pos = r->computed,
+                           .n = n,
+                           .layer = layer,
+                           .hidden = x + (int64_t)r->row0 * hidden,
+                           .width = hidden,
+                           .text = ""};
+        r->p.sink(r->p.sink_arg, &ev);
+    }
+}
+
+/* Results of one request of the step; true when it ended. */
+static bool deliver(engine *en, request *r)
+{
+    int64_t V = en->vocab;
+    err e = {0};
+    const float *logits = en->logits + r->logit0 * V;
+    engine__emit_prompt(en, r, logits);
+    r->computed += r->n_rows;
+    if (r->computed < r->n_ids) return false;
+    if (!r->inserted && en->prefix_cache && !wants_all_rows(r)) {
+        /* The prompt is complete: others may share it while this one still runs. */
+        kv_radix_insert(en->radix, r->p.cache_salt, r->ids, r->computed, r->pages);
+        r->inserted = true;
+    }
+    if (r->p.max_tokens == 0) {
+        engine__finish(en, r, FINISH_LENGTH, -1, NULL, NULL);
+        return true;
+    }
+    const float *last = logits + (r->n_logits - 1) * V;
+    int32_t token = 0;
+    int rc = engine__sample(en, r, last, &token, &e);
+    token_logprob lp;
+    if (rc == 0 && (r->p.want & WANT_LOGPROBS)) {
+        double lse = engine__lse(last, V, &e, &rc);
+        if (rc == 0) engine__logprob(last, V, lse, token, r->p.top_logprobs, &lp);
+    }
+    if (rc < 0) {
+        engine__finish(en, r, FINISH_ERROR, -1, NULL, &e);
+        return true;
+    }
+    return engine__take_token(en, r, token, r->p.want & WANT_LOGPROBS ? &lp : NULL);
+}
+
+static void fail_step(engine *en, const err *e)
+{
+    for (int s = 0; s < en->n_step; s++) {
+        engine__finish(en, en->step[s], FINISH_ERROR, -1, NULL, e);
+        retire(en, en->step[s]);
+    }
+}
+
+static void publish(engine *en, double busy)
+{
+    pthread_mutex_lock(&en->lock);
+    engine_stats *s = &en->stats;
+    s->steps++;
+    s->busy_seconds += busy;
+    s->running = en->n_running;
+    s->kv_pages_total = kv_pool_total(en->pool);
+    /* Pages that only the prefix cache holds can be had at once: they do not count as used. */
+    s->kv_pages_used = s->kv_pages_total - kv_pool_free_pages(en->pool) -
+                       (en->n_running ? 0 : kv_radix_pages(en->radix));
+    s->kv_clipped = model_kv_clipped(en->m);
+    pthread_mutex_unlock(&en->lock);
+}
+
+static void step(engine *en)
+{
+    batch b;
+    err e = {0};
+    double t0 = clock_seconds();
+    choose(en);
+    if (!en->n_step) {
+        /* Everything running was preempted: it is admitted again in the next round. */
+        publish(en, 0);
+        return;
+    }
+    fill(en, &b);
+    bool tap = false;
+    for (int s = 0; s < en->n_step; s++)
+        tap = tap || (en->step[s]->p.want & WANT_HIDDEN);
+    model_set_tap(en->m, tap ? hidden_tap : NULL, en);
+    if (model_forward(en->m, en->pool, &b, en->logits, &e) < 0) {
+        fail_step(en, &e);
+    } else {
+        for (int s = 0; s < en->n_step; s++)
+            if (deliver(en, en->step[s])) retire(en, en->step[s]);
+    }
+    publish(en, clock_seconds() - t0);
+}
+
+/* ---- loop ---------------------------------------------------------------------------------------
+ */
+
+/* Marks what is to be cancelled; ids that are unknown or done already are forgotten. Called with
+ * the lock. */
+static void mark_cancelled(engine *en)
+{
+    for (size_t k = 0; k < en->n_cancels; k++) {
+        for (request *r = en->waiting; r; r = r->next)
+            if (r->id == en->cancels[k]) r->cancel = true;
+        for (int i = 0; i < en->n_running; i++)
+            if (en->running[i]->id == en->cancels[k]) en->running[i]->cancel = true;
+    }
+    en->n_cancels = 0;
+}
+
+/* Waits for work; returns false when the engine is to stop. */
+static bool collect(engine *en)
+{
+    pthread_mutex_lock(&en->lock);
+    while (!en->inbox && !en->n_running && !en->waiting && !en->stop && !en->n_cancels)
+        pthread_cond_wait(&en->wake, &en->lock);
+    if (en->inbox) {
+        if (en->waiting_last)
+            en->waiting_last->next = en->inbox;
+        else
+            en->waiting = en->inbox;
+        en->waiting_last = en->inbox_last;
+        en->inbox = en->inbox_last = NULL;
+    }
+    mark_cancelled(en);
+    bool go = !en->stop || ((en->n_running || en->waiting) && clock_seconds() < en->drain_until);
+    pthread_mutex_unlock(&en->lock);
+    return go;
+}
+
+static void abandon(engine *en)
+{
+    while (en->n_running) {
+        engine__finish(en, en->running[0], FINISH_CANCELLED, -1, NULL, NULL);
+        retire(en, en->running[0]);
+    }
+    while (en->waiting) {
+        request *r = pop_front(en);
+        engine__finish(en, r, FINISH_CANCELLED, -1, NULL, NULL);
+        engine__request_free(r);
+    }
+}
+
+void *engine__loop(void *arg)
+{
+    engine *en = arg;
+    while (collect(en)) {
+        cancel_waiting(en);
+        cancel_running(en);
+        admit(en);
+        if (en->n_running)
+            step(en);
+        else
+            publish(en, 0);
+    }
+    abandon(en);
+    publish(en, 0);
+    return NULL;
+}
