@@ -53,7 +53,9 @@ struct engine {
     pthread_mutex_t lock; /* guards inbox, n_queued, stop, stats */
     pthread_cond_t wake;
     request *inbox, *inbox_last;
-    int64_t n_queued; /* inbox and waiting */
+    int64_t n_queued;  /* inbox and waiting */
+    uint64_t *cancels; /* ids to cancel, taken by the engine thread */
+    size_t n_cancels, cap_cancels;
     bool refuse, stop;
     double drain_until;
     uint64_t next_id;
