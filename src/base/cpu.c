@@ -1,5 +1,7 @@
 /* CPU features from CPUID, XCR0 (does the system save the registers?) and, for AMX, the permission
- * call. */
+ * call. `features` is in order of need: a row's needs stand above it, so that one pass removes
+ * whatever depended on a removed feature. Selecting more than the machine has is refused by name.
+ */
 #include "base/cpu.h"
 #include <cpuid.h>
 #include <stdatomic.h>

@@ -14,8 +14,8 @@ enum {
 };
 
 typedef struct err {
-    int code;        /* ERR_*, positive; 0 = no error */
-    char msg[1024];  /* UTF-8, NUL-terminated, never contains raw client bytes that are not UTF-8 */
+    int code;       /* ERR_*, positive; 0 = no error */
+    char msg[1024]; /* UTF-8, NUL-terminated, never contains raw client bytes that are not UTF-8 */
 } err;
 
 #define PRINTF(f, a) __attribute__((format(printf, f, a)))
@@ -26,9 +26,9 @@ int err_set(err *e, int code, const char *fmt, ...) PRINTF(3, 4);
 int err_wrap(err *e, const char *fmt, ...) PRINTF(2, 3);
 /* err_set with ": strerror(errnum)" appended; ENOSPC, ENOMEM, ENOENT get their own remedy. */
 int err_errno(err *e, int errnum, const char *fmt, ...) PRINTF(3, 4);
-const char *err_name(int code);   /* "FORMAT" */
-const char *err_text(int code);   /* "malformed data" */
-int err_http(int code);           /* HTTP status */
+const char *err_name(int code); /* "FORMAT" */
+const char *err_text(int code); /* "malformed data" */
+int err_http(int code);         /* HTTP status */
 void err_clear(err *e);
 
 /* Jump to `out:` on failure; needs `int rc` in scope. */

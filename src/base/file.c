@@ -1,4 +1,9 @@
-/* Files: maps, whole reads, atomic writes, folders, SHA-256. */
+/* Files: maps, whole reads, atomic writes, folders, SHA-256.
+ *
+ * Invariant: a name that this file gives to an output has either its old content or all of the new.
+ * An output grows under NAME.tmp-PID-SERIAL in the same folder (rename does not cross file
+ * systems), is flushed, renamed, and the folder is flushed. Any failure removes the temporary; only
+ * a killed process can leave one, never a broken output. Maps refuse what is not a regular file. */
 #include "base/file.h"
 #include <dirent.h>
 #include <errno.h>

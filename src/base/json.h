@@ -12,10 +12,10 @@
 
 typedef cJSON json;
 int json_parse(json **out, const char *text, size_t len, const char *where, err *e);
-int json_parse_file(json **out, const char *path, err *e);   /* file size limit 1 GiB */
+int json_parse_file(json **out, const char *path, err *e); /* file size limit 1 GiB */
 void json_drop(json *j);
 
-const json *json_get(const json *obj, const char *key);      /* case-sensitive; NULL if absent */
+const json *json_get(const json *obj, const char *key); /* case-sensitive; NULL if absent */
 bool json_is_null_or_absent(const json *obj, const char *key);
 /* Typed getters: absent or null leaves *out alone and returns 0; present returns 1; a value of
  * another type, not finite, out of range or not integral is ERR_FORMAT naming where and key. */
@@ -31,7 +31,7 @@ typedef struct jw {
     int depth;
     bool first[64];
     bool after_key;
-    int indent;      /* 0 = one line; else spaces a level */
+    int indent; /* 0 = one line; else spaces a level */
 } jw;
 void jw_init(jw *w, buf *b, int indent);
 void jw_obj(jw *w);
@@ -45,9 +45,9 @@ void jw_i64(jw *w, int64_t v);
 void jw_f64(jw *w, double v);
 void jw_bool(jw *w, bool v);
 void jw_null(jw *w);
-void jw_raw(jw *w, const char *text);    /* a complete JSON value */
+void jw_raw(jw *w, const char *text); /* a complete JSON value */
 /* key + value in one call */
-void jw_kstr(jw *w, const char *k, const char *v);   /* v NULL = null */
+void jw_kstr(jw *w, const char *k, const char *v); /* v NULL = null */
 void jw_ki64(jw *w, const char *k, int64_t v);
 void jw_kf64(jw *w, const char *k, double v);
 void jw_kbool(jw *w, const char *k, bool v);

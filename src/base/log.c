@@ -1,4 +1,6 @@
-/* Log lines and progress on stderr. */
+/* Log lines and progress on stderr: stdout belongs to results. A terminal gets a bar redrawn at
+ * most ten times a second, anything else one line every ten seconds; below LOG_INFO nothing is
+ * drawn. */
 #include "base/log.h"
 #include <stdarg.h>
 #include <stdatomic.h>

@@ -1,4 +1,14 @@
-/* Allocation, arenas, growing buffers, and what the process and the machine have left. */
+/* Allocation, arenas, growing buffers, and what the process and the machine have left.
+ *
+ * Two kinds of request: small ones that the program owes itself (x…, arena, buf: abort when the
+ * system refuses, there is nothing sensible left to do) and sizes that came from a file or a client
+ * (mem_alloc: an error value). What is left is the smallest of MemAvailable and, for every cgroup
+ * from this process up to the root,
+ *
+ *     limit - (usage - inactive page cache)
+ *
+ * because the cache of a file just read counts as usage but is given back on demand. An arena is a
+ * list of blocks; the first one has the free room. */
 #include "base/mem.h"
 #include <limits.h>
 #include <stdarg.h>

@@ -24,20 +24,20 @@ void mem_free(void *p);
 bool mem_mul(size_t a, size_t b, size_t *out);
 bool mem_add(size_t a, size_t b, size_t *out);
 
-uint64_t mem_rss_anon_bytes(void);        /* RssAnon of this process now */
-uint64_t mem_rss_peak_bytes(void);        /* highest RssAnon seen by mem_rss_sample */
-void mem_rss_sample(void);                /* call at interesting points (after each layer) */
+uint64_t mem_rss_anon_bytes(void); /* RssAnon of this process now */
+uint64_t mem_rss_peak_bytes(void); /* highest RssAnon seen by mem_rss_sample */
+void mem_rss_sample(void);         /* call at interesting points (after each layer) */
 /* Bytes that may still be allocated: min(MemAvailable, cgroup v1/v2 headroom with reclaimable page
  * cache not counted as used). *source gets a static string that names which one it was. */
 uint64_t mem_available_bytes(const char **source);
 
 typedef struct arena arena;
 arena *arena_make(void);
-void *arena_alloc(arena *a, size_t n);    /* 16-byte aligned, zeroed */
+void *arena_alloc(arena *a, size_t n); /* 16-byte aligned, zeroed */
 char *arena_strdup(arena *a, const char *s);
 char *arena_strndup(arena *a, const char *s, size_t n);
 char *arena_printf(arena *a, const char *fmt, ...) PRINTF(2, 3);
-void arena_drop(arena *a);                /* NULL is fine */
+void arena_drop(arena *a); /* NULL is fine */
 
 /* Growing byte buffer; data is always NUL-terminated after any buf_* call. Zero-init is valid. */
 typedef struct buf {

@@ -7,14 +7,14 @@
 #include "base/mem.h"
 
 typedef struct team team;
-int team_open(team **out, int n_threads, err *e);  /* 0 = number of CPUs this process may use */
+int team_open(team **out, int n_threads, err *e); /* 0 = number of CPUs this process may use */
 void team_close(team *t);
 int team_size(const team *t);
 typedef void team_fn(void *arg, int index, int n);
 void team_run(team *t, team_fn *fn, void *arg);
 void team_barrier(team *t, int index);
-int thread_cpus(void);                             /* sched_getaffinity and cgroup quota */
+int thread_cpus(void); /* sched_getaffinity and cgroup quota */
 /* Splits [0,total) into n near-equal parts whose borders are multiples of `align`. */
 void thread_split(int64_t total, int64_t align, int index, int n, int64_t *lo, int64_t *hi);
-double clock_seconds(void);                        /* monotonic */
+double clock_seconds(void); /* monotonic */
 #endif

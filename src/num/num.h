@@ -18,12 +18,12 @@ typedef enum num_dtype {
 typedef struct num_info {
     const char *name, *tag, *doc;
     int bits;
-    char kind;       /* 'F' 'I' 'U' 'E' 'T' */
+    char kind; /* 'F' 'I' 'U' 'E' 'T' */
     double max;
 } num_info;
 extern const num_info num_infos[NUM_COUNT];
-num_dtype num_by_name(const char *name, size_t len);   /* NUM_NONE if unknown; aliases accepted */
-num_dtype num_by_tag(const char *tag, size_t len);     /* safetensors tag */
+num_dtype num_by_name(const char *name, size_t len); /* NUM_NONE if unknown; aliases accepted */
+num_dtype num_by_tag(const char *tag, size_t len);   /* safetensors tag */
 /* Bytes of n elements packed densely (bits*n rounded up to bytes). */
 size_t num_bytes(num_dtype t, size_t n);
 
@@ -43,12 +43,12 @@ uint16_t num_f32_to_bf16(float x);
 float num_bf16_to_f32(uint16_t x);
 uint16_t num_f32_to_f16(float x);
 float num_f16_to_f32(uint16_t x);
-float num_round(num_dtype t, float x);    /* decode(encode(x)) */
+float num_round(num_dtype t, float x); /* decode(encode(x)) */
 
 /* Scale code of an MX block by the compressed-tensors rule: 127 + floor(log2(P(amax))) - off,
  * off = 2 for fp4 and 8 for fp8 (formats: mantissa >= 1.75 rounds the exponent up). */
 uint8_t num_mx_scale(float amax, int off);
 
 extern const float num_nf4_table[16];
-extern const float num_fp4_table[16];     /* E2M1 by code, sign in bit 3 */
+extern const float num_fp4_table[16]; /* E2M1 by code, sign in bit 3 */
 #endif

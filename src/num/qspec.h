@@ -12,27 +12,27 @@
 #define NUM_QSPEC_H
 #include "num/num.h"
 
-typedef enum qgran {          /* what one scale covers */
-    Q_NONE,                   /* element type is a plain float: no scale */
-    Q_TENSOR,                 /* all of W */
-    Q_CHANNEL,                /* one output row of W */
-    Q_GROUP,                  /* `group` neighbours along K of one row */
-    Q_BLOCK,                  /* block_n x block_k tile of W */
-    Q_TOKEN,                  /* A: one token row, dynamic */
-    Q_HEAD,                   /* KV: one head, static scale */
-    Q_TOKEN_HEAD              /* KV: one head of one token, computed when stored */
+typedef enum qgran {              /* what one scale covers */
+                     Q_NONE,      /* element type is a plain float: no scale */
+                     Q_TENSOR,    /* all of W */
+                     Q_CHANNEL,   /* one output row of W */
+                     Q_GROUP,     /* `group` neighbours along K of one row */
+                     Q_BLOCK,     /* block_n x block_k tile of W */
+                     Q_TOKEN,     /* A: one token row, dynamic */
+                     Q_HEAD,      /* KV: one head, static scale */
+                     Q_TOKEN_HEAD /* KV: one head of one token, computed when stored */
 } qgran;
 
 typedef enum qscale { QS_FLOAT, QS_NVFP4, QS_MX } qscale; /* float scale; e4m3 + global; e8m0 */
 
 typedef struct qaxis {
-    num_dtype type;           /* element type; NUM_BF16/F16/F32 = not quantized */
+    num_dtype type; /* element type; NUM_BF16/F16/F32 = not quantized */
     qgran gran;
     int32_t group;            /* Q_GROUP: elements along K (A: "group128"; W: g128) */
     int32_t block_n, block_k; /* Q_BLOCK */
     bool asym;
     bool actorder;
-    bool dynamic;             /* A: scale computed from the input (default for token/group) */
+    bool dynamic; /* A: scale computed from the input (default for token/group) */
     qscale scale;
 } qaxis;
 

@@ -1,10 +1,11 @@
 /* The canonical quantized tensor: what every dialect loads into and every kernel prepares from.
  *
- *   W[e][n][k] = (code(e,n,k) - zero(e,s)) * scale(e,s) * global(n) [* 1/pre_scale[k] is NOT applied]
+ *   W[e][n][k] = (code(e,n,k) - zero(e,s)) * scale(e,s) * global(n) [* 1/pre_scale[k] is NOT
+ * applied]
  *
  * codes      [E*N] rows of row_bytes bytes; each row is an LSB-first bit stream of K codes of
- *            num_infos[code].bits bits (element k at bit bits*k), rows padded to whole bytes. Integer
- *            codes are two's complement of that width (int4 q=-8..7). F32/F16/BF16 rows are plain.
+ *            num_infos[code].bits bits (element k at bit bits*k), rows padded to whole bytes.
+ * Integer codes are two's complement of that width (int4 q=-8..7). F32/F16/BF16 rows are plain.
  * scales     grid [E*scale_rows, scale_cols] of scale_type, row major; scale index of (n,k) is
  *            (n / block_n, group(k)) with group(k) = g_idx ? g_idx[k] : k / block_k.
  *            NULL = all ones (plain float tensor). Multipliers, always.
@@ -14,10 +15,11 @@
  *            n_global entries, entry i covers rows [global_row[i], global_row[i+1]) of each expert.
  * table      16 (or 256) values when the code is a table index (NF4); else NULL.
  * g_idx      [K] group of column k (act-order); NULL = k / block_k.
- * pre_scale  [K] the activation is multiplied by this before use (AWQ/SmoothQuant exports); NULL = none.
- * input_scale/input_zero/input_global: static activation quantization; 0 = none.
+ * pre_scale  [K] the activation is multiplied by this before use (AWQ/SmoothQuant exports); NULL =
+ * none. input_scale/input_zero/input_global: static activation quantization; 0 = none.
  *
- * Pointers may borrow (mapped file) or be owned: `owned` lists heap blocks freed by qtensor_free. */
+ * Pointers may borrow (mapped file) or be owned: `owned` lists heap blocks freed by qtensor_free.
+ */
 #ifndef NUM_QTENSOR_H
 #define NUM_QTENSOR_H
 #include "num/qspec.h"
@@ -55,13 +57,13 @@ void qtensor_plain(qtensor *q, num_dtype t, int64_t N, int64_t K, const void *da
  * NVFP4 and MX specs have their own scale type (E4M3, E8M0); the argument is then ignored. n_global
  * stays 0 and is set by whoever computes the factor.
  * Q_GROUP with K % group != 0: the last group is short (scale_cols = ceil). */
-int qtensor_alloc(qtensor *q, const qspec *spec, num_dtype scale_type, int64_t E, int64_t N, int64_t K,
-                  err *e);
+int qtensor_alloc(qtensor *q, const qspec *spec, num_dtype scale_type, int64_t E, int64_t N,
+                  int64_t K, err *e);
 /* Checks every invariant above (sizes, ranges of g_idx, finite non-NaN scales); names `name`. */
 int qtensor_check(const qtensor *q, const char *name, err *e);
 
-int32_t qtensor_code(const qtensor *q, int64_t row, int64_t k);   /* integer code, sign extended */
-float qtensor_scale(const qtensor *q, int64_t row, int64_t k);    /* scale*global */
+int32_t qtensor_code(const qtensor *q, int64_t row, int64_t k); /* integer code, sign extended */
+float qtensor_scale(const qtensor *q, int64_t row, int64_t k);  /* scale*global */
 float qtensor_zero(const qtensor *q, int64_t row, int64_t k);
 /* out[K] = dequantized row (0 <= row < E*N), all in fp32: (code - zero) * scale, then * global. */
 void qtensor_decode_row(const qtensor *q, int64_t row, float *out);
@@ -78,5 +80,5 @@ int qtensor_slice(const qtensor *q, char axis, int64_t lo, int64_t hi, qtensor *
 typedef struct qbytes {
     uint64_t codes, scales, zeros, unquantized, padding, total;
 } qbytes;
-void qtensor_bytes(const qtensor *q, qbytes *add);   /* adds into *add */
+void qtensor_bytes(const qtensor *q, qbytes *add); /* adds into *add */
 #endif
