@@ -102,12 +102,13 @@ extern const int kern_n_linear_rows;
  * One layer of one page: K plane then V plane; each plane: codes [Hk][page_tokens][code_bytes], then
  * per-token scales [Hk][page_tokens][scale_bytes].
  *   bf16      code 2D bytes, no scale
+ *   f32       code 4D bytes, no scale: nothing rounded, for comparing engines
  *   fp8_*     code D bytes; static multiplier per head k_scale/v_scale: stored sat(x/scale)
  *   int8      code D bytes u8; scale f32 and minimum f32 per (token, head): x = code*scale + min,
  *             scale = (max-min)/255 over the D lanes only
  *   fp4       E2M1, ceil(D/2) bytes, low nibble first; E8M0 per block of 16 (last block short):
  *             127 + ceil(log2(amax/6)); zero block -> code 0 scale */
-typedef enum kern_kv_type { KV_BF16, KV_FP8_E4M3, KV_FP8_E5M2, KV_INT8, KV_FP4, KV_TYPES } kern_kv_type;
+typedef enum kern_kv_type { KV_BF16, KV_FP8_E4M3, KV_FP8_E5M2, KV_INT8, KV_FP4, KV_F32, KV_TYPES } kern_kv_type;
 size_t kern_kv_code_bytes(kern_kv_type t, int D);
 size_t kern_kv_scale_bytes(kern_kv_type t, int D);
 size_t kern_kv_page_bytes(kern_kv_type t, int Hk, int D, int page_tokens);   /* one layer, K and V */

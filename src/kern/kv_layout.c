@@ -6,6 +6,7 @@
 
 size_t kern_kv_code_bytes(kern_kv_type t, int D)
 {
+    if (t == KV_F32) return 4 * (size_t)D;
     return t == KV_BF16 ? 2 * (size_t)D : t == KV_FP4 ? ((size_t)D + 1) / 2 : (size_t)D;
 }
 
@@ -58,6 +59,9 @@ void kern__kv_decode(const kern_kv_layer *kv, int which, int head, int64_t slot,
             out[i] = num_decode(t, code[i]) * s;
         break;
     }
+    case KV_F32:
+        memcpy(out, code, sizeof(float) * (size_t)kv->D);
+        break;
     case KV_INT8:
         memcpy(pair, scale, sizeof pair);
         for (int i = 0; i < kv->D; i++)

@@ -9,6 +9,7 @@ const kv_format kv_formats[] = {
     {"fp8_e5m2", "", KV_FP8_E5M2, "E5M2, wide range and 2 mantissa bits, scale 1"},
     {"int8", "int8_per_token_head", KV_INT8, "8 bits, scale and minimum of each token and head"},
     {"fp4", "fp4_mx_block16 fp4_e2m1", KV_FP4, "E2M1 with a power-of-two scale on 16 values"},
+    {"f32", "float32", KV_F32, "nothing rounded: for comparing with other engines"},
 };
 const int kv_n_formats = sizeof kv_formats / sizeof *kv_formats;
 

@@ -148,6 +148,9 @@ static uint64_t kv_put(const kern_kv_layer *kv, int which, int head, int32_t slo
     case KV_FP8_E4M3:
     case KV_FP8_E5M2:
         return put_fp8(kv, which, head, x, code);
+    case KV_F32:
+        memcpy(code, x, sizeof(float) * (size_t)kv->D);
+        return 0;
     case KV_INT8:
         put_int8(kv, x, code, scale);
         return 0;
