@@ -1,39 +1,52 @@
 /* Checkpoint dialects and quantization algorithms.
- * A dialect recognises a checkpoint, says the spec of each module, loads a module into a qtensor, and
- * stores a qtensor as tensors + config. "Module" is the checkpoint path of a linear without
+ * A dialect recognises a checkpoint, says the spec of each module, loads a module into a qtensor,
+ * and stores a qtensor as tensors + config. "Module" is the checkpoint path of a linear without
  * ".weight", e.g. "model.layers.0.self_attn.q_proj". An algorithm turns fp32 rows and statistics
  * into a qtensor and never sees a model. */
 #ifndef QUANT_QUANT_H
 #define QUANT_QUANT_H
+#include "base/thread.h"
 #include "ckpt/ckpt.h"
 #include "num/qtensor.h"
 
 typedef struct quant_dialect quant_dialect;
+typedef struct quant_rule quant_rule;
 
-typedef struct quant_group {          /* one config group */
-    qspec spec;                       /* w and a */
-    char format[40];                  /* "pack-quantized" … */
-    char **targets; int n_targets;
+typedef struct quant_group { /* one config group */
+    qspec spec;              /* w and a */
+    char format[40];         /* "pack-quantized" … */
+    char **targets;
+    int n_targets;
+    quant_rule **rules; /* [n_targets] compiled targets */
+    int hits;           /* quantized modules that fall to this group */
 } quant_group;
 
-typedef struct quant_ckpt {           /* an opened checkpoint with its quantization understood */
+typedef struct quant_ckpt { /* an opened checkpoint with its quantization understood */
     ckpt *c;
-    const quant_dialect *dialect;     /* "plain" when unquantized */
-    quant_group *groups; int n_groups;
-    char **ignore; int n_ignore;
-    int *ignore_hits;                 /* modules caught by each rule */
-    qaxis kv;                         /* kv_cache_scheme; bf16 when none */
+    const quant_dialect *dialect; /* "plain" when unquantized */
+    quant_group *groups;
+    int n_groups;
+    char **ignore;
+    int n_ignore;
+    quant_rule **ignore_rules; /* [n_ignore] compiled */
+    int *ignore_hits;          /* modules caught by each rule */
+    qaxis kv;                  /* kv_cache_scheme; bf16 when none */
+    char **warnings;
+    int n_warnings; /* where config and tensors disagree harmlessly */
     arena *mem;
 } quant_ckpt;
 
 struct quant_dialect {
-    const char *name;                 /* "compressed-tensors" */
-    const char *methods;              /* quant_method values, space separated */
+    const char *name;    /* "compressed-tensors" */
+    const char *methods; /* quant_method values, space separated */
     /* 1 = mine (fills q), 0 = not mine, <0 error */
     int (*detect)(quant_ckpt *q, err *e);
+    /* Does the checkpoint hold quantized tensors of this module? */
+    bool (*has)(const quant_ckpt *q, const char *module);
     int (*load)(const quant_ckpt *q, const char *module, qtensor *out, err *e);
     /* Writes the tensors of one module. */
-    int (*store)(ckpt_writer *w, const char *module, const qtensor *t, num_dtype model_dtype, err *e);
+    int (*store)(ckpt_writer *w, const char *module, const qtensor *t, num_dtype model_dtype,
+                 err *e);
     /* Writes the value of quantization_config into j. */
     int (*emit_config)(jw *j, const qspec *s, char *const *ignore, int n_ignore, err *e);
 };
@@ -45,25 +58,40 @@ extern const int quant_n_dialects;
  * that say so. */
 int quant_open(quant_ckpt **out, ckpt *c, err *e);
 void quant_close(quant_ckpt *q);
-/* Is this module stored quantized? */
+/* Is this module stored quantized? The tensors decide, not the lists. */
 bool quant_has(const quant_ckpt *q, const char *module);
 /* Any linear, quantized or plain (gguf blocks are decoded to bf16, rows unpermuted). ERR_MISSING if
  * neither. The qtensor borrows from the map where it can. Checked with qtensor_check. */
 int quant_load(const quant_ckpt *q, const char *module, qtensor *out, err *e);
-/* KV scales of layer i (all names of formats 13.2): *k,*v are [n_kv_heads] arrays in q->mem, or NULL. */
-int quant_kv_scales(const quant_ckpt *q, int layer, int n_kv_heads, const float **k, const float **v, err *e);
+/* KV scales of layer i (all names of formats 13.2): *k,*v are [n_kv_heads] arrays in q->mem, or
+ * NULL. */
+int quant_kv_scales(const quant_ckpt *q, int layer, int n_kv_heads, const float **k,
+                    const float **v, err *e);
+
+/* The config group that a module falls to (exact names before regexes before class names), or NULL;
+ * whether an ignore rule holds it unquantized. */
+const quant_group *quant_group_of(const quant_ckpt *q, const char *module);
+bool quant_ignored(const quant_ckpt *q, const char *module);
 
 /* Rules: exact name, "re:" + regex anchored at the start (re.match), or class name "Linear". */
-typedef struct quant_rule quant_rule;
+typedef enum quant_rule_kind {
+    QUANT_RULE_NAME,
+    QUANT_RULE_REGEX,
+    QUANT_RULE_CLASS
+} quant_rule_kind;
 int quant_rule_make(quant_rule **out, const char *text, err *e);
+quant_rule_kind quant_rule_kind_of(const quant_rule *r);
 bool quant_rule_match(const quant_rule *r, const char *module);
 void quant_rule_drop(quant_rule *r);
 
-/* Algorithms. Weight rows come as fp32 [N,K]; shared_amax > 0 gives the amax of the fused set (NVFP4
+/* Algorithms. Weight rows come as fp32 [N,K]; fused_amax > 0 is the amax of the fused set (NVFP4
  * global scale). Codes are nearest for the stored scale (division in fp32). */
-typedef struct quant_stats { float fused_amax; } quant_stats;
+typedef struct quant_stats {
+    float fused_amax; /* 0 = this module alone */
+    team *workers;    /* rows are shared out among them; NULL = this thread */
+} quant_stats;
 typedef struct quant_algo {
-    const char *name;                 /* "rtn" */
+    const char *name; /* "rtn" */
     const char *doc;
     int (*quantize)(const float *w, int64_t N, int64_t K, const qspec *s, num_dtype model_dtype,
                     const quant_stats *st, qtensor *out, err *e);
@@ -71,6 +99,7 @@ typedef struct quant_algo {
 extern const quant_algo quant_algos[];
 extern const int quant_n_algos;
 const quant_algo *quant_algo_by_name(const char *name);
-/* SNR in dB of candidate against the original rows: 10 log10(sum w^2 / sum (w-q)^2); +inf if equal. */
+/* SNR in dB of candidate against the original rows: 10 log10(sum w^2 / sum (w-q)^2); +inf if equal.
+ */
 double quant_snr_db(const float *w, const qtensor *q);
 #endif

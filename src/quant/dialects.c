@@ -1,0 +1,266 @@
+/* The registry of checkpoint dialects, and what is common to them: recognition, module lookup, KV
+ * scales.
+ *
+ * The dialect follows from the quantization object of the config alone, never from stray recipe
+ * files. Refused here: a method that no row reads (with the list of those that are read), and a
+ * quantized tensor in a checkpoint whose config says nothing about it. */
+#include <ctype.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "quant/quant_int.h"
+
+static const quant_dialect dialect_ct = {
+    .name = "compressed-tensors",
+    .methods = "compressed-tensors compressed_tensors",
+    .detect = quant__ct_detect,
+    .has = quant__ct_has,
+    .load = quant__ct_load,
+    .store = quant__ct_store,
+    .emit_config = quant__ct_emit_config,
+};
+static const quant_dialect dialect_plain = {
+    .name = "plain",
+    .methods = "",
+    .detect = quant__plain_detect,
+    .load = quant__plain_load,
+};
+const quant_dialect *const quant_dialects[] = {&dialect_ct, &dialect_plain};
+const int quant_n_dialects = sizeof quant_dialects / sizeof *quant_dialects;
+
+int quant__warn(quant_ckpt *q, const char *fmt, ...)
+{
+    char text[600];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    q->warnings = xrealloc(q->warnings, (size_t)(q->n_warnings + 1) * sizeof *q->warnings);
+    q->warnings[q->n_warnings++] = arena_strdup(q->mem, text);
+    return 0;
+}
+
+int quant__own(qtensor *t, size_t a, size_t b, void **out, err *e)
+{
+    size_t n;
+    if (!mem_mul(a, b, &n) || t->n_owned == QT_MAX_OWNED)
+        return err_set(e, ERR_LIMIT, "quantized tensor: %zu x %zu bytes is too large", a, b);
+    int rc = mem_alloc_huge(out, n ? n : 1, e);
+    if (rc < 0) return rc;
+    t->owned[t->n_owned++] = *out;
+    return 0;
+}
+
+int quant__tensor(const quant_ckpt *q, const char *module, const char *suffix, bool need,
+                  const ckpt_tensor **out, err *e)
+{
+    char name[QUANT_NAME_MAX];
+    int n = snprintf(name, sizeof name, "%s.%s", module, suffix);
+    *out = NULL;
+    if (n < 0 || (size_t)n >= sizeof name)
+        return err_set(e, ERR_LIMIT, "module name of %zu bytes is too long", strlen(module));
+    if (need) return ckpt_need(q->c, name, out, e);
+    *out = ckpt_find(q->c, name);
+    return 0;
+}
+
+/* ---- recognition -------------------------------------------------------------------------------
+ */
+
+static bool word_in(const char *words, const char *w)
+{
+    size_t n = strlen(w);
+    for (const char *p = words; n && (p = strstr(p, w)) != NULL; p += n)
+        if ((p == words || p[-1] == ' ') && (p[n] == ' ' || !p[n])) return true;
+    return false;
+}
+
+/* The method by its own key, or by the keys that only one family writes. */
+static int method_of(const quant_ckpt *q, char out[64], err *e)
+{
+    const ckpt_config *c = ckpt_cfg(q->c);
+    const char *m = NULL;
+    out[0] = 0;
+    if (!c->quant) {
+        char *p = ckpt_side_file(q->c, "hf_quant_config.json");
+        if (p) snprintf(out, 64, "modelopt");
+        free(p);
+        return 0;
+    }
+    int rc = json_get_str(c->quant, "quant_method", &m, c->quant_where, e);
+    if (rc < 0) return rc;
+    if (!m && json_get(c->quant, "config_groups")) m = "compressed-tensors";
+    if (!m && json_get(c->quant, "quant_algo")) m = "modelopt";
+    if (!m)
+        return err_set(e, ERR_FORMAT,
+                       "%s: no quant_method, and neither config_groups nor quant_algo from which "
+                       "it could be told",
+                       c->quant_where);
+    snprintf(out, 64, "%s", m);
+    for (char *p = out; *p; p++)
+        *p = (char)tolower((unsigned char)*p);
+    return 0;
+}
+
+static int unknown_method(const quant_ckpt *q, const char *method, err *e)
+{
+    buf names = {0};
+    for (int i = 0; i < quant_n_dialects; i++)
+        if (*quant_dialects[i]->methods)
+            buf_printf(&names, "%s%s", names.len ? ", " : "", quant_dialects[i]->name);
+    const char *where = ckpt_cfg(q->c)->quant_where;
+    int rc = err_set(e, ERR_UNSUPPORTED,
+                     "%s: quant_method '%s' is not read by this version (it reads: %s, gguf and "
+                     "unquantized checkpoints); start from the unquantized model instead",
+                     where ? where : "hf_quant_config.json", method, names.data);
+    buf_free(&names);
+    return rc;
+}
+
+static int detect(quant_ckpt *q, err *e)
+{
+    char method[64];
+    int rc = method_of(q, method, e);
+    if (rc < 0) return rc;
+    for (int i = 0; i < quant_n_dialects; i++) {
+        const quant_dialect *d = quant_dialects[i];
+        if (*method ? !word_in(d->methods, method) : *d->methods != 0) continue;
+        q->dialect = d;
+        return d->detect(q, e);
+    }
+    return unknown_method(q, method, e);
+}
+
+int quant_open(quant_ckpt **out, ckpt *c, err *e)
+{
+    quant_ckpt *q = xcalloc(1, sizeof *q);
+    q->c = c;
+    q->mem = arena_make();
+    q->kv = (qaxis){.type = NUM_BF16};
+    int rc = detect(q, e);
+    if (rc < 0) {
+        quant_close(q);
+        return rc;
+    }
+    *out = q;
+    return 0;
+}
+
+void quant_close(quant_ckpt *q)
+{
+    if (!q) return;
+    for (int i = 0; i < q->n_groups; i++)
+        for (int j = 0; j < q->groups[i].n_targets && q->groups[i].rules; j++)
+            quant_rule_drop(q->groups[i].rules[j]);
+    for (int i = 0; i < q->n_ignore && q->ignore_rules; i++)
+        quant_rule_drop(q->ignore_rules[i]);
+    free(q->warnings);
+    arena_drop(q->mem);
+    free(q);
+}
+
+/* ---- modules -----------------------------------------------------------------------------------
+ */
+
+const quant_group *quant_group_of(const quant_ckpt *q, const char *module)
+{
+    for (int kind = QUANT_RULE_NAME; kind <= QUANT_RULE_CLASS; kind++)
+        for (int i = 0; i < q->n_groups; i++)
+            for (int j = 0; j < q->groups[i].n_targets; j++)
+                if ((int)quant_rule_kind_of(q->groups[i].rules[j]) == kind &&
+                    quant_rule_match(q->groups[i].rules[j], module))
+                    return &q->groups[i];
+    return NULL;
+}
+
+bool quant_ignored(const quant_ckpt *q, const char *module)
+{
+    for (int i = 0; i < q->n_ignore; i++)
+        if (quant_rule_kind_of(q->ignore_rules[i]) != QUANT_RULE_CLASS &&
+            quant_rule_match(q->ignore_rules[i], module))
+            return true;
+    return false;
+}
+
+bool quant_has(const quant_ckpt *q, const char *module)
+{
+    return q->dialect->has && q->dialect->has(q, module);
+}
+
+int quant_load(const quant_ckpt *q, const char *module, qtensor *out, err *e)
+{
+    *out = (qtensor){.scale_type = NUM_NONE, .zero_type = NUM_NONE};
+    int rc = quant_has(q, module) ? q->dialect->load(q, module, out, e)
+                                  : quant__plain_load(q, module, out, e);
+    if (rc >= 0) rc = qtensor_check(out, module, e);
+    if (rc < 0) qtensor_free(out);
+    return rc < 0 ? rc : 0;
+}
+
+/* ---- KV scales ---------------------------------------------------------------------------------
+ */
+
+/* %c is k or v. The first name that exists counts; kv_scale serves both. */
+static const char *const kv_names[] = {
+    "self_attn.%c_scale",          "self_attn.attn.%c_scale",        "self_attn.%c_proj.%c_scale",
+    "self_attn.qkv_proj.%c_scale", "self_attn.qkqkv_proj.%c_scale",  "mixer.%c_proj.%c_scale",
+    "self_attn.%c_cache.scale",    "self_attn.%c_proj.output_scale", "self_attn.kv_scale",
+};
+
+static const ckpt_tensor *kv_find(const quant_ckpt *q, int layer, char which)
+{
+    for (size_t i = 0; i < sizeof kv_names / sizeof *kv_names; i++) {
+        buf name = {0};
+        buf_printf(&name, "model.layers.%d.", layer);
+        for (const char *p = kv_names[i]; *p; p++) {
+            bool mark = p[0] == '%' && p[1] == 'c';
+            buf_putc(&name, mark ? which : *p);
+            p += mark;
+        }
+        const ckpt_tensor *t = ckpt_find(q->c, name.data);
+        buf_free(&name);
+        if (t) return t;
+    }
+    return NULL;
+}
+
+static int kv_read(const quant_ckpt *q, const ckpt_tensor *t, int heads, const float **out, err *e)
+{
+    uint64_t n = 1;
+    for (int i = 0; i < t->n_dims; i++)
+        n = t->shape[i] >= 0 && t->shape[i] <= heads ? n * (uint64_t)t->shape[i] : 0;
+    if (t->dtype != NUM_F32 && t->dtype != NUM_BF16 && t->dtype != NUM_F16)
+        return err_set(e, ERR_DTYPE, "%s: tensor '%s' is not a float; a KV scale must be", t->path,
+                       t->name);
+    if (n != 1 && n != (uint64_t)heads)
+        return err_set(e, ERR_SHAPE,
+                       "%s: KV scale '%s' holds neither one value nor one a KV head (%d)", t->path,
+                       t->name, heads);
+    float *v = arena_alloc(q->mem, (size_t)heads * sizeof *v);
+    num_decode_row(t->dtype, t->data, (size_t)n, v);
+    for (int i = 0; i < heads; i++) {
+        if (n == 1) v[i] = v[0];
+        if (!isfinite(v[i]) || v[i] == 0)
+            return err_set(e, ERR_VALUE, "%s: KV scale '%s' is %g; it must be finite and positive",
+                           t->path, t->name, (double)v[i]);
+    }
+    if (v[0] > 0) *out = v; /* negative is the "not calibrated" mark of old writers */
+    return 0;
+}
+
+int quant_kv_scales(const quant_ckpt *q, int layer, int n_kv_heads, const float **k,
+                    const float **v, err *e)
+{
+    int rc = 0;
+    const ckpt_tensor *tk = kv_find(q, layer, 'k'), *tv = kv_find(q, layer, 'v');
+    *k = *v = NULL;
+    if (n_kv_heads < 1) return err_set(e, ERR_VALUE, "KV scales: %d heads", n_kv_heads);
+    if (tk) TRY(kv_read(q, tk, n_kv_heads, k, e));
+    if (tv) TRY(kv_read(q, tv, n_kv_heads, v, e));
+    if (!*k) *k = *v;
+    if (!*v) *v = *k;
+    rc = 0;
+out:
+    return rc;
+}
