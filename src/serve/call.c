@@ -262,8 +262,7 @@ static void take_end(call *c, gen_choice *ch, gen_event *ev)
         snprintf(e.msg, sizeof e.msg, "%s", ev->err_msg ? ev->err_msg : "the engine failed");
         serve__fault_err(&c->f, "", &e);
     } else if (ev->reason == FINISH_CANCELLED) {
-        serve__fault_set(&c->f, 503, "",
-                         "The request was cancelled because the server is shutting down.");
+        serve__fault_set(&c->f, 503, "", "The server stopped before the request was done.");
     }
 }
 

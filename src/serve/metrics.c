@@ -1,6 +1,6 @@
 /* /metrics: Prometheus text 0.0.4. Names are vLLM's with the prefix `tare:`, so that its dashboards
- * work after a change of prefix; counters end in _total. Histograms come from the engine as counts
- * that are cumulative already: bucket i counts observations at most engine_*_bounds[i]. */
+ * work after a change of prefix; counters end in _total. Histograms come from the engine as one
+ * count per bucket; Prometheus wants each bucket to include those below it. */
 #include "serve/serve_int.h"
 #include <math.h>
 #include <string.h>
@@ -41,12 +41,15 @@ static void histogram(page *p, const char *name, const char *help, const double 
                       const uint64_t counts[24], double sum)
 {
     char le[48], series[96];
-    uint64_t all = counts[23];
+    uint64_t sofar = 0, all = 0;
+    for (int i = 0; i < 24; i++)
+        all += counts[i];
     head(p, name, "histogram", help);
     snprintf(series, sizeof series, "%s_bucket", name);
     for (int i = 0; i < 23 && isfinite(bounds[i]); i++) {
+        sofar += counts[i];
         snprintf(le, sizeof le, "le=\"%g\"", bounds[i]);
-        sample(p, series, le, (double)counts[i]);
+        sample(p, series, le, (double)sofar);
     }
     sample(p, series, "le=\"+Inf\"", (double)all);
     snprintf(series, sizeof series, "%s_sum", name);

@@ -121,7 +121,7 @@ static int parse_sampling(const buf *body, const json *j, gen_request *r, fault 
     if (serve__field_num(j, "temperature", 0, 100, &o->temperature, f) < 0 ||
         serve__field_num(j, "top_p", 0, 1, &o->top_p, f) < 0 ||
         serve__field_num(j, "min_p", 0, 1, &o->min_p, f) < 0 ||
-        serve__field_num(j, "repetition_penalty", 0.001, 1000, &o->repetition_penalty, f) < 0 ||
+        serve__field_num(j, "repetition_penalty", 0.001, 100, &o->repetition_penalty, f) < 0 ||
         serve__field_num(j, "presence_penalty", -2, 2, &o->presence_penalty, f) < 0 ||
         serve__field_num(j, "frequency_penalty", -2, 2, &o->frequency_penalty, f) < 0 ||
         serve__field_int(j, "top_k", -1, 1ll << 53, &o->top_k, f) < 0)
