@@ -9,7 +9,8 @@ static void rope_tables(model *m, const batch *b)
 {
     for (int s = 0; s < b->n_seqs; s++) {
         const kern_seq *q = &b->seqs[s];
-        if (m->rope_by_length) model__rope_inv(m->cfg, q->kv_len, m->inv);
+        if (m->rope_by_length)
+            model__rope_inv(m->cfg, b->rope_len ? b->rope_len[s] : q->kv_len, m->inv);
         for (int32_t r = q->row0; r < q->row0 + q->n_rows; r++)
             model__rope_fill(m->inv, m->rot_half, m->rope_attention, b->pos[r],
                              m->cosv + r * m->rot_half, m->sinv + r * m->rot_half);

@@ -11,6 +11,8 @@ typedef struct batch {               /* the only thing that crosses from engine 
     const int32_t *ids, *pos, *slot; /* [T]; slot = page*page_tokens + offset */
     const kern_seq *seqs;
     int n_seqs;
+    const int32_t *rope_len; /* [n_seqs] tokens of the whole sequence, for rotary tables that depend
+                                on it; NULL = kv_len (a sequence that is not cut into chunks) */
     const int32_t *logit_rows;
     int64_t n_logits; /* rows whose logits are wanted */
 } batch;
@@ -52,6 +54,9 @@ typedef struct model_report_line {
 } model_report_line;
 int model_report(const model *m, const model_report_line **out); /* returns n */
 qspec model_spec(const model *m); /* the dominating w and a; kv as stored in the ckpt */
+/* Names the rotary table that a sequence of seq_len tokens uses: 0 for all lengths in most models;
+ * else keys stored under one table must not be read under another (dynamic, longrope). */
+int64_t model_rope_key(const model *m, int64_t seq_len);
 /* RoPE tables: cos/sin [rot_dim/2] for a position; exported for tests. seq_len for
  * dynamic/longrope. */
 void model_rope_row(const ckpt_config *c, int64_t pos, int64_t seq_len, float *cosv, float *sinv);

@@ -4,8 +4,12 @@
  *   linear    inv / factor
  *   dynamic   base' = base * ((f*L/M) - (f-1))^(d/(d-2)) once the sequence is longer than M
  *   llama3    long wavelengths divided by factor, short kept, smooth between
- *   yarn      ramp between interpolated and original over the correction range, cos and sin times
- * the attention factor longrope  per-lane factors, short or long by the length of the sequence */
+ *   yarn      ramp between interpolated and original over the correction range; cos and sin times
+ *             the attention factor
+ *   longrope  factors for each lane, short or long by the length of the sequence
+ *
+ * dynamic and longrope read the length of the whole sequence: when it grows past a border, keys in
+ * the cache were rotated by another table and must be computed again (model_rope_key). */
 #include "model/model_internal.h"
 #include <math.h>
 
@@ -101,6 +105,14 @@ void model__rope_fill(const float *inv, int64_t half, double attention, int64_t 
         cosv[i] = (float)(cos((double)angle) * attention);
         sinv[i] = (float)(sin((double)angle) * attention);
     }
+}
+
+int64_t model_rope_key(const model *m, int64_t seq_len)
+{
+    const ckpt_config *c = m->cfg;
+    if (c->rope.kind == ROPE_DYNAMIC) return seq_len > c->max_position ? seq_len : 0;
+    if (c->rope.kind == ROPE_LONGROPE) return seq_len > c->rope.original_max_position;
+    return 0;
 }
 
 void model_rope_row(const ckpt_config *c, int64_t pos, int64_t seq_len, float *cosv, float *sinv)
