@@ -489,6 +489,13 @@ void num_encode_row(num_dtype t, const float *x, size_t n, void *codes)
         if (n) memcpy(codes, x, 4 * n);
         return;
     }
+    if (t == NUM_BF16) {
+        for (size_t i = 0; i < n; i++) {
+            uint16_t h = num_f32_to_bf16(x[i]);
+            memcpy(p + 2 * i, &h, 2);
+        }
+        return;
+    }
     if (bits > 8) {
         encode_wide_row(t, x, n, p);
         return;
