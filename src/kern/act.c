@@ -153,22 +153,17 @@ void kern__act_row(const kern__act_plan *p, const kern__ops *ops, const float *x
     }
     memset(v + p->K, 0, (size_t)(p->Kp - p->K) * sizeof *v);
     emulate(p, ops, v, p->K);
-    if (p->kind == ACT_F32) {
-        if (p->gain != 1.0f)
-            for (int64_t k = 0; k < p->K; k++)
-                v[k] *= p->gain;
-    } else if (p->kind == ACT_I8) {
+    if (p->kind == ACT_I8)
         to_int8(p, ops, v, m, a);
-    } else {
+    else if (p->kind == ACT_BF16)
         ops->split_bf16(v, p->Kp, a->hi + m * p->Kp, a->lo ? a->lo + m * p->Kp : NULL);
-    }
 }
 
 bool kern__act_equal(const kern__act_plan *a, const kern__act_plan *b)
 {
     return a->kind == b->kind && qaxis_equal(&a->a, &b->a) && a->round_bf16 == b->round_bf16 &&
            a->group == b->group && a->div == b->div && a->fixed_scale == b->fixed_scale &&
-           a->terms == b->terms && a->gain == b->gain && a->in_scale == b->in_scale &&
-           a->in_zero == b->in_zero && a->in_global == b->in_global && a->perm == b->perm &&
-           a->pre_scale == b->pre_scale && a->K == b->K && a->Kp == b->Kp;
+           a->terms == b->terms && a->in_scale == b->in_scale && a->in_zero == b->in_zero &&
+           a->in_global == b->in_global && a->perm == b->perm && a->pre_scale == b->pre_scale &&
+           a->K == b->K && a->Kp == b->Kp;
 }

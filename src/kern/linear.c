@@ -119,7 +119,6 @@ static void base_plan(const kern_linear_desc *d, int shard, const struct kern_sh
     p->a = q->spec.a;
     p->K = q->K;
     p->Kp = (int64_t)round_up((size_t)q->K, KERN_KPAD);
-    p->gain = 1.0f;
     p->in_scale = q->input_scale;
     p->in_zero = q->input_zero;
     p->in_global = q->input_global;

@@ -34,7 +34,6 @@ typedef struct kern__prep { /* head of prepared memory of the panel layouts; 64-
     int scale_bytes, zero_bytes; /* of one scale, one zero */
     int bits;                    /* of a stored code: 4, 8, 16, 32 */
     int bias;                    /* stored unsigned code = code + bias (integers), else 0 */
-    float gain;                  /* f32 kernels decode code values divided by this: see act gain */
     size_t codes_off, panel_bytes, scales_off, zeros_off, alpha_off, total;
     float lut[16];   /* value of each nibble for the 4-bit layouts */
     int8_t ilut[16]; /* the same times lut_mul as integers, when they are */
@@ -70,7 +69,6 @@ typedef struct kern__act_plan {
     float fixed_scale; /* ACT_I8 static per tensor; 0 = dynamic */
     int terms;         /* ACT_BF16: 1 = rounded, 2 = hi + lo */
     int w_terms;       /* ACT_BF16: same for the weights */
-    float gain;        /* ACT_F32: multiplied into the values */
     float in_scale, in_zero, in_global;
     const int32_t *perm;
     const float *pre_scale;

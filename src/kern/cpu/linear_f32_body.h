@@ -86,7 +86,7 @@ INLINE void direct(const kern__part *p, int64_t panel, const int f, const int MR
     UNROLL
     for (int i = 0; i < NP; i++) {
         vf alpha = v_load(prep_alpha(w, panel + i));
-        if (f == FMT_E4M3 || f == FMT_E5M2) alpha = v_mul(alpha, v_set1(FP8_POST));
+        if (f == FMT_E4M3) alpha = v_mul(alpha, v_set1(FP8_POST));
         UNROLL
         for (int m = 0; m < MR; m++)
             v_store_n(p->y + m * p->ldy + (panel + i) * KERN_PANEL, v_mul(tot[i][m], alpha),
@@ -137,7 +137,7 @@ INLINE void panel_f32(const kern__prep *w, int64_t panel, const int f, float *ou
     const int step = FMT_STEP(f);
     const vlut lut = v_lut(w->lut);
     const uint8_t *b = prep_panel(w, panel);
-    const vf undo = v_set1(f == FMT_E4M3 ? 0x1p120f : 0x1p112f);
+    const vf undo = v_set1(FP8_POST);
     for (int64_t g = 0, k = 0; g < w->groups; g++) {
         int64_t end = g + 1 < w->groups ? (g + 1) * w->group : w->Kp;
         vf s = v_scale(w, panel, g), z = v_zero();
@@ -147,7 +147,7 @@ INLINE void panel_f32(const kern__prep *w, int64_t panel, const int f, float *ou
             v_block(f, b, lut, o);
             UNROLL
             for (int j = 0; j < step; j++) {
-                if (f == FMT_E4M3 || f == FMT_E5M2) o[j] = v_mul(o[j], undo);
+                if (f == FMT_E4M3) o[j] = v_mul(o[j], undo);
                 v_store(out + (k + j) * KERN_PANEL, v_mul(v_sub(o[j], z), s));
             }
         }
@@ -251,9 +251,7 @@ static void part_f32(const kern__part *p, int64_t lo, int64_t hi)
 {
     const kern__prep *w = p->s->prep;
     float *tmp = p->tmp;
-    bool fp8 =
-        w->code == NUM_F8_E4M3 || w->code == NUM_F8_E5M2; /* direct only with the gain planned in */
-    if (p->a->M <= 8 && !(fp8 && p->plan->gain == 1.0f)) {
+    if (p->a->M <= 8) {
         bool zeros = w->zero_type != NUM_NONE;
         if (zeros) group_sums(w, p->a, tmp);
         direct_fns[fmt_of(w)][p->a->M - 1](p, lo, hi, zeros ? tmp : NULL);
@@ -269,8 +267,6 @@ static void part_f32(const kern__part *p, int64_t lo, int64_t hi)
 
 static void plan_f32(const kern_linear_desc *d, int shard, int bucket, kern__act_plan *p)
 {
-    num_dtype t = d->shard[shard]->code;
+    (void)d, (void)shard, (void)bucket;
     p->kind = ACT_F32;
-    if (bucket <= 1)
-        p->gain = t == NUM_F8_E4M3 ? FP8_GAIN_E4M3 : t == NUM_F8_E5M2 ? FP8_GAIN_E5M2 : 1.0f;
 }

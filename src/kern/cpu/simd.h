@@ -425,10 +425,7 @@ INLINE vf v_exp(vf x)
 
 enum { FMT_W4, FMT_I8, FMT_E4M3, FMT_E5M2, FMT_BF16, FMT_F16, FMT_F32 };
 #define FMT_STEP(f) ((f) == FMT_W4 ? 8 : (f) == FMT_F32 ? 1 : (f) >= FMT_BF16 ? 2 : 4)
-#define FP8_GAIN_E4M3                                                                              \
-    0x1p96f /* inputs are multiplied by this while fp8 codes stand for w * 2^-120 */
-#define FP8_GAIN_E5M2 0x1p88f
-#define FP8_POST      0x1p24f /* and results by this */
+#define FP8_POST    0x1p8f /* E4M3 codes come out of a block times 2^-8 */
 
 INLINE int fmt_of(const kern__prep *p)
 {
@@ -448,8 +445,73 @@ INLINE int fmt_of(const kern__prep *p)
     }
 }
 
-/* One 64-byte block of a panel: FMT_STEP(f) vectors of 16 rows. fp8 comes out times 2^-120
- * (2^-112). */
+/* fp8 becomes f16 by moving bits (E5M2 is its upper byte; E4M3 has another bias: times 2^-8),
+ * because the conversion of f16 takes subnormals at full speed, which arithmetic on f32 subnormals
+ * does not. Low and high bytes of the 16-bit words are converted apart, then even and odd lanes are
+ * parted: k, k+2 | k+1, k+3. */
+#ifdef __AVX512F__
+INLINE void split_f16(__m512i h, vf *even, vf *odd)
+{
+    vf a = _mm512_cvtph_ps(_mm512_castsi512_si256(h));
+    vf b = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(h, 1));
+    const __m512i ev = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    *even = _mm512_permutex2var_ps(a, ev, b);
+    *odd = _mm512_permutex2var_ps(a, _mm512_add_epi32(ev, _mm512_set1_epi32(1)), b);
+}
+INLINE void v_block_fp8(const bool e4m3, vi w, vf *o)
+{
+    const __m512i m = _mm512_set1_epi16((short)(e4m3 ? 0xbf80 : 0xff00));
+    __m512i lo = _mm512_slli_epi16(w, 8), hi = w;
+    if (e4m3) {
+        lo = _mm512_srai_epi16(lo, 1);
+        hi = _mm512_srai_epi16(hi, 1);
+    }
+    split_f16(_mm512_and_si512(lo, m), &o[0], &o[2]);
+    split_f16(_mm512_and_si512(hi, m), &o[1], &o[3]);
+}
+INLINE vf v_f16_lanes(vi bits) /* f16 in the low half of each lane */
+{
+    return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(bits));
+}
+#else
+INLINE void split_f16(__m256i h, __m256 *even, __m256 *odd)
+{
+    __m256 a = _mm256_cvtph_ps(_mm256_castsi256_si128(h));
+    __m256 b = _mm256_cvtph_ps(_mm256_extracti128_si256(h, 1));
+    __m256d e = _mm256_castps_pd(_mm256_shuffle_ps(a, b, 0x88));
+    __m256d d = _mm256_castps_pd(_mm256_shuffle_ps(a, b, 0xdd));
+    *even = _mm256_castpd_ps(_mm256_permute4x64_pd(e, 0xd8));
+    *odd = _mm256_castpd_ps(_mm256_permute4x64_pd(d, 0xd8));
+}
+INLINE void half_fp8(const bool e4m3, __m256i w, __m256 *o)
+{
+    const __m256i m = _mm256_set1_epi16((short)(e4m3 ? 0xbf80 : 0xff00));
+    __m256i lo = _mm256_slli_epi16(w, 8), hi = w;
+    if (e4m3) {
+        lo = _mm256_srai_epi16(lo, 1);
+        hi = _mm256_srai_epi16(hi, 1);
+    }
+    split_f16(_mm256_and_si256(lo, m), &o[0], &o[2]);
+    split_f16(_mm256_and_si256(hi, m), &o[1], &o[3]);
+}
+INLINE void v_block_fp8(const bool e4m3, vi w, vf *o)
+{
+    __m256 a[4], b[4];
+    half_fp8(e4m3, w.a, a);
+    half_fp8(e4m3, w.b, b);
+    UNROLL
+    for (int i = 0; i < 4; i++)
+        o[i] = V2(a[i], b[i]);
+}
+INLINE vf v_f16_lanes(vi bits)
+{
+    uint16_t h[16];
+    vi_store_u16(h, bits);
+    return v_from_u16(h);
+}
+#endif
+
+/* One 64-byte block of a panel: FMT_STEP(f) vectors of 16 rows. E4M3 comes out times 2^-8. */
 INLINE void v_block(const int f, const uint8_t *b, const vlut lut, vf *o)
 {
     vi w = vi_load(b);
@@ -469,18 +531,8 @@ INLINE void v_block(const int f, const uint8_t *b, const vlut lut, vf *o)
         o[1] = v_sub(v_cvt(vi_and(vi_srli(w, 8), m)), bias);
         o[2] = v_sub(v_cvt(vi_and(vi_srli(w, 16), m)), bias);
         o[3] = v_sub(v_cvt(vi_srli(w, 24)), bias);
-    } else if (f == FMT_E4M3) {
-        vi m = vi_set1((int32_t)0x87f00000u);
-        o[0] = v_bits(vi_and(vi_srai(vi_slli(w, 24), 4), m));
-        o[1] = v_bits(vi_and(vi_srai(vi_slli(w, 16), 4), m));
-        o[2] = v_bits(vi_and(vi_srai(vi_slli(w, 8), 4), m));
-        o[3] = v_bits(vi_and(vi_srai(w, 4), m));
-    } else if (f == FMT_E5M2) {
-        vi m = vi_set1((int32_t)0x8fe00000u);
-        o[0] = v_bits(vi_and(vi_srai(vi_slli(w, 24), 3), m));
-        o[1] = v_bits(vi_and(vi_srai(vi_slli(w, 16), 3), m));
-        o[2] = v_bits(vi_and(vi_srai(vi_slli(w, 8), 3), m));
-        o[3] = v_bits(vi_and(vi_srai(w, 3), m));
+    } else if (f == FMT_E4M3 || f == FMT_E5M2) {
+        v_block_fp8(f == FMT_E4M3, w, o);
     } else if (f == FMT_BF16) {
         o[0] = v_bits(vi_slli(w, 16));
         o[1] = v_bits(vi_and(w, vi_set1((int32_t)0xffff0000u)));
@@ -508,9 +560,9 @@ INLINE vf v_scale(const kern__prep *p, int64_t panel, int64_t g)
     case NUM_F8_E8M0:
         return v_bits(vi_max(vi_slli(vi_from_u8(s), 23), vi_set1(0x400000)));
     case NUM_F8_E4M3: {
-        vi c = vi_slli(vi_from_u8(s), 24);
-        return v_mul(v_bits(vi_and(vi_srai(c, 4), vi_set1((int32_t)0x87f00000u))),
-                     v_set1(0x1p120f));
+        vi c = vi_from_u8(s), sign = vi_slli(vi_and(c, vi_set1(128)), 8);
+        return v_mul(v_f16_lanes(vi_or(sign, vi_slli(vi_and(c, vi_set1(127)), 7))),
+                     v_set1(FP8_POST));
     }
     case NUM_F32:
         return v_load((const float *)(const void *)s);

@@ -47,7 +47,7 @@ INLINE void panel_bf16(const kern__prep *w, int64_t panel, const int f, const in
     const int step = FMT_STEP(f);
     const vlut lut = v_lut(w->lut);
     const uint8_t *b = prep_panel(w, panel);
-    const vf undo = v_set1(f == FMT_E4M3 ? 0x1p120f : 0x1p112f);
+    const vf undo = v_set1(FP8_POST);
     const bool zeros = w->zero_type != NUM_NONE;
     for (int64_t g = 0, k = 0; g < w->groups; g++) {
         int64_t end = g + 1 < w->groups ? (g + 1) * w->group : w->Kp;
@@ -62,7 +62,7 @@ INLINE void panel_bf16(const kern__prep *w, int64_t panel, const int f, const in
             UNROLL
             for (int j = 0; j < (step < 2 ? 2 : step); j += 2) {
                 for (int i = j; i < j + 2; i++) {
-                    if (f == FMT_E4M3 || f == FMT_E5M2) o[i] = v_mul(o[i], undo);
+                    if (f == FMT_E4M3) o[i] = v_mul(o[i], undo);
                     o[i] = v_mul(v_sub(o[i], z), s);
                 }
                 size_t at = (size_t)(k + j) * 32;

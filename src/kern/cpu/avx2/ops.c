@@ -1,3 +1,4 @@
 /* AVX2 versions of the small operators. */
-#include "kern/ops.h"
-const kern__ops kern__ops_avx2 = {.name = "avx2", .needs = CPU_AVX2};
+#include "kern/cpu/ops_body.h"
+
+const kern__ops kern__ops_avx2 = {.name = "avx2", .needs = CPU_AVX2, OPS_TABLE};

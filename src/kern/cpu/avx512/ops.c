@@ -1,3 +1,4 @@
 /* AVX-512 versions of the small operators. */
-#include "kern/ops.h"
-const kern__ops kern__ops_avx512 = {.name = "avx512", .needs = CPU_AVX512};
+#include "kern/cpu/ops_body.h"
+
+const kern__ops kern__ops_avx512 = {.name = "avx512", .needs = CPU_AVX512, OPS_TABLE};
