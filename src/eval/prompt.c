@@ -90,7 +90,7 @@ out:
 int eval__context(const asker *a, const char *user, const char *plain, context *out, err *e)
 {
     *out = (context){0};
-    buf_reserve(&out->text, 1);
+    buf_puts(&out->text, "");
     int rc = 0;
     if (a->chat) {
         rc = chat_context(a, user, out, e);

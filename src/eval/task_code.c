@@ -165,7 +165,7 @@ static int grade_item(task_run *r, task_item *it, err *e)
         it->out.answer = xstrdup("");
         return 0;
     }
-    buf_reserve(&code, 1);
+    buf_puts(&code, "");
     grade_code_block(s->text.data ? s->text.data : "", s->text.len, &code);
     program(it->j, code.data, &text);
     const json *list = json_get(it->j, "tests");
