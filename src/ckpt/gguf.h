@@ -49,4 +49,7 @@ const gguf_kv *gguf_find(const gguf_file *g, const char *key);
 /* As json_get_*: absent returns 0, present 1, wrong type is an error. */
 int gguf_get_i64(const gguf_file *g, const char *key, int64_t *out, err *e);
 int gguf_get_f64(const gguf_file *g, const char *key, double *out, err *e);
+int gguf_get_str(const gguf_file *g, const char *key, gguf_str *out, err *e);
+/* elem: GGUF_STR, GGUF_I64 (any integers) or GGUF_F64 (any floats). */
+int gguf_get_arr(const gguf_file *g, const char *key, gguf_vtype elem, const gguf_kv **out, err *e);
 #endif
