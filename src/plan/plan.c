@@ -1,0 +1,222 @@
+/* Memory arithmetic. Nothing is loaded: sizes come from config.json, from the headers of the
+ * checkpoint, and from what the kernels say their layouts take. "weights" is what lies on disk,
+ * split by kind; "resident" is what loading allocates. The formulas of the stored forms are those
+ * of the compressed-tensors writer. */
+#include "plan/plan.h"
+#include <stdio.h>
+#include <string.h>
+
+static bool weight_only(const qspec *s)
+{
+    return !qaxis_quantized(&s->a);
+}
+
+static void add(qbytes *b, uint64_t tight, uint64_t stored, uint64_t scales, uint64_t zeros)
+{
+    b->codes += tight;
+    b->padding += stored - tight;
+    b->scales += scales;
+    b->zeros += zeros;
+    b->total += stored + scales + zeros;
+}
+
+/* One linear [N,K] as the compressed-tensors dialect stores it. Float scales take the model's
+ * 2-byte type. */
+static void stored_bytes(const qspec *s, int64_t n, int64_t k, qbytes *b)
+{
+    const qaxis *w = &s->w;
+    uint64_t N = (uint64_t)n, K = (uint64_t)k, bits = (uint64_t)num_infos[w->type].bits;
+    uint64_t G = w->gran == Q_GROUP ? (K + (uint64_t)w->group - 1) / (uint64_t)w->group : 1;
+    if (w->scale == QS_NVFP4) {
+        add(b, N * K / 2, N * K / 2, N * G + 4, 0);
+    } else if (w->scale == QS_MX) {
+        add(b, N * K * bits / 8, N * K * bits / 8, N * G, 0);
+    } else if (w->type == NUM_F8_E4M3) {
+        uint64_t grid = w->gran == Q_TENSOR ? 1
+                        : w->gran == Q_BLOCK
+                            ? ((N + (uint64_t)w->block_n - 1) / (uint64_t)w->block_n) *
+                                  ((K + (uint64_t)w->block_k - 1) / (uint64_t)w->block_k)
+                            : N * G;
+        add(b, N * K, N * K, 2 * grid, 0);
+    } else if (bits == 8 && !weight_only(s)) {
+        add(b, N * K, N * K, 2 * N * G, w->asym ? N * G : 0);
+    } else {
+        /* packed words, and weight_shape, two 64-bit numbers */
+        uint64_t stored = N * ((K * bits + 31) / 32) * 4 + 16;
+        add(b, (N * K * bits + 7) / 8, stored, 2 * N * G,
+            w->asym ? (N * bits + 31) / 32 * 4 * G : 0);
+    }
+}
+
+/* What the scheme asks of K that this linear does not have. */
+static const char *refusal(const qspec *s, const arch_shard *l, char *out, size_t cap)
+{
+    if (s->w.gran != Q_GROUP || l->K % s->w.group == 0) return NULL;
+    int64_t g = s->w.group;
+    while (g > 1 && l->K % g)
+        g /= 2;
+    if (s->w.scale == QS_FLOAT && g >= 8)
+        snprintf(out, cap,
+                 "%s: %lld input columns are not a multiple of %d; use g%lld, or --ignore it",
+                 l->module, (long long)l->K, s->w.group, (long long)g);
+    else
+        snprintf(out, cap,
+                 "%s: %lld input columns are not a multiple of %d; use --ignore for it, or a "
+                 "channel scheme",
+                 l->module, (long long)l->K, s->w.group);
+    return out;
+}
+
+static bool tied(const plan_in *in)
+{
+    if (!in->q) return in->cfg->tie_embeddings;
+    return !ckpt_find(in->q->c, "lm_head.weight") ||
+           (in->cfg->tie_embeddings && !ckpt_find(in->q->c, "model.embed_tokens.weight"));
+}
+
+static num_dtype plain_type(const plan_in *in, const char *module)
+{
+    char name[160];
+    snprintf(name, sizeof name, "%s.weight", module);
+    const ckpt_tensor *t = in->q ? ckpt_find(in->q->c, name) : NULL;
+    if (t && !t->gguf && (t->dtype == NUM_F32 || t->dtype == NUM_F16)) return t->dtype;
+    return NUM_BF16;
+}
+
+/* Spec by which a module is stored in the checkpoint, NULL when plain. */
+static const qspec *stored_spec(const plan_in *in, const char *module)
+{
+    if (!in->q || !quant_has(in->q, module) || !in->q->n_groups) return NULL;
+    for (int i = 0; i < in->q->n_groups; i++)
+        for (int k = 0; k < in->q->groups[i].n_targets; k++) {
+            quant_rule *r = NULL;
+            bool hit = quant_rule_make(&r, in->q->groups[i].targets[k], NULL) == 0 &&
+                       quant_rule_match(r, module);
+            quant_rule_drop(r);
+            if (hit) return &in->q->groups[i].spec;
+        }
+    return &in->q->groups[0].spec;
+}
+
+static void plain_add(qbytes *b, uint64_t bytes)
+{
+    b->unquantized += bytes;
+    b->total += bytes;
+}
+
+typedef struct plain_sum {
+    const plan_in *in;
+    plan_out *out;
+} plain_sum;
+
+static void count_plain(void *arg, const char *name, int64_t rows, int64_t cols)
+{
+    plain_sum *p = arg;
+    const ckpt_tensor *t = p->in->q ? ckpt_find(p->in->q->c, name) : NULL;
+    uint64_t n = (uint64_t)(rows * cols), bytes = t ? t->bytes : 2 * n;
+    /* Vectors become f32 in memory; the embedding stays in its file's type (gguf blocks become
+     * bf16). */
+    uint64_t resident = rows == 1 ? 4 * n : t && !t->gguf ? t->bytes : 2 * n;
+    plain_add(&p->out->weights, bytes);
+    p->out->resident_weights += resident;
+}
+
+static void count_stored(const plan_in *in, const arch_shard *s, plan_out *out)
+{
+    const qspec *spec = stored_spec(in, s->module);
+    char name[160];
+    snprintf(name, sizeof name, "%s.weight", s->module);
+    const ckpt_tensor *t = in->q ? ckpt_find(in->q->c, name) : NULL;
+    if (spec)
+        stored_bytes(spec, s->N, s->K, &out->weights);
+    else
+        plain_add(&out->weights, t ? t->bytes : 2 * (uint64_t)(s->N * s->K));
+}
+
+static void count_bias(const plan_in *in, const arch_shard *s, plan_out *out)
+{
+    char name[160];
+    snprintf(name, sizeof name, "%s.bias", s->module);
+    const ckpt_tensor *t = in->q ? ckpt_find(in->q->c, name) : NULL;
+    if (!t && !(s->bias && !in->q)) return;
+    plain_add(&out->weights, t ? t->bytes : 2 * (uint64_t)s->N);
+    out->resident_weights += 4 * (uint64_t)s->N;
+}
+
+static void count_linear(const plan_in *in, const arch_linear *l, plan_out *out)
+{
+    static const qspec plain = {{.type = NUM_BF16}, {.type = NUM_BF16}, {.type = NUM_BF16}};
+    bool quantize = in->scheme && qaxis_quantized(&in->scheme->w) && l->kind != ARCH_LM_HEAD;
+    for (int i = 0; i < l->n_shards; i++) {
+        arch_shard s = l->shard[i];
+        bool copy = l->kind == ARCH_LM_HEAD && tied(in);
+        if (copy) snprintf(s.module, sizeof s.module, "model.embed_tokens");
+        const qspec *have = stored_spec(in, s.module), *use = quantize ? in->scheme
+                                                              : have   ? have
+                                                                       : &plain;
+        num_dtype t = plain_type(in, s.module);
+        qspec as_plain = plain;
+        as_plain.w.type = t;
+        if (quantize && !*out->refused) refusal(in->scheme, &s, out->refused, sizeof out->refused);
+        if (quantize)
+            stored_bytes(in->scheme, s.N, s.K, &out->weights);
+        else if (!copy)
+            count_stored(in, &s, out);
+        out->resident_weights += kern_linear_predict_bytes(
+            in->features, use == &plain ? &as_plain : use, t, in->act, s.N, s.K);
+        count_bias(in, &s, out);
+    }
+}
+
+static uint64_t workspace(const plan_in *in)
+{
+    const ckpt_config *c = in->cfg;
+    int64_t T = in->chunk_tokens, h = c->hidden_size, q = c->n_heads * c->head_dim,
+            kv = c->n_kv_heads * c->head_dim, f = c->intermediate_size;
+    int64_t rot = (int64_t)((double)c->head_dim * c->rope.partial_rotary_factor) / 2;
+    uint64_t lanes = (uint64_t)(4 * h + 2 * q + 2 * kv + 3 * f + 2 * rot);
+    int64_t max_k = h > q ? h : q, max_n = q + 2 * kv > 2 * f ? q + 2 * kv : 2 * f;
+    if (f > max_k) max_k = f;
+    if (c->vocab_size > max_n) max_n = c->vocab_size;
+    return (uint64_t)T * lanes * sizeof(float) + kern_reserve_bytes(T, max_k, max_n, in->threads);
+}
+
+static void count_kv(const plan_in *in, plan_out *out)
+{
+    const ckpt_config *c = in->cfg;
+    kv_layer_shape shape = {(int)c->n_kv_heads, (int)c->head_dim, 0};
+    kv_sizes one;
+    kv_sizes_of(in->kv, &shape, 1, in->page_tokens, &one);
+    uint64_t L = (uint64_t)c->n_layers, pt = (uint64_t)in->page_tokens;
+    out->kv_token = L * one.token_bytes;
+    out->kv_scales_token = L * one.scale_bytes;
+    out->kv_total =
+        L * one.page_bytes * (((uint64_t)in->context + pt - 1) / pt) * (uint64_t)in->concurrency;
+}
+
+int plan_compute(const plan_in *in, plan_out *out, err *e)
+{
+    const arch_row *arch;
+    *out = (plan_out){0};
+    int rc = arch_find(in->cfg, &arch, e);
+    if (rc < 0) return rc;
+    int n = arch_linears(in->cfg, NULL, 0);
+    arch_linear *all = xcalloc((size_t)n, sizeof *all);
+    plain_sum sum = {in, out};
+    arch_linears(in->cfg, all, n);
+    for (int i = 0; i < n; i++)
+        count_linear(in, &all[i], out);
+    arch_plain_tensors(in->cfg, count_plain, &sum);
+    mem_free(all);
+    out->workspace = workspace(in);
+    count_kv(in, out);
+    out->total = out->resident_weights + out->workspace + out->kv_total;
+    return 0;
+}
+
+int64_t plan_kv_pages(uint64_t budget, uint64_t fixed, uint64_t page_bytes, int64_t want_pages)
+{
+    if (fixed >= budget || !page_bytes) return 0;
+    uint64_t fit = (budget - fixed) / page_bytes;
+    return fit < (uint64_t)want_pages ? (int64_t)fit : want_pages;
+}
