@@ -42,7 +42,8 @@ static int fixture_open(fixture *f, const fixture_opts *o, err *e)
     TRY(ckpt_open(&f->c, o->path, e));
     TRY(quant_open(&f->q, f->c, e));
     TRY(kern_open(&f->dev, &ko, e));
-    model_opts mo = {.act = o->act, .quantize = o->quantize, .max_rows = o->max_rows ? o->max_rows : 64};
+    model_opts mo = {
+        .act = o->act, .quantize = o->quantize, .max_rows = o->max_rows ? o->max_rows : 64};
     TRY(model_open(&f->m, f->q, f->dev, &mo, e));
     int n = model_kv_shapes(f->m, &shapes);
     f->n_pages = (int)((o->tokens ? o->tokens : 512) + 15) / 16;
@@ -64,10 +65,13 @@ out:
     return rc;
 }
 
-/* Rows [from, to) of ids as one step; their logits go to out [to - from, vocab]. */
-static int fixture_step(fixture *f, const int32_t *ids, int64_t from, int64_t to, float *out, err *e)
+/* Rows [from, to) of a sequence of `len` ids as one step; their logits go to out [to - from,
+ * vocab].
+ */
+static int fixture_step(fixture *f, const int32_t *ids, int64_t from, int64_t to, int64_t len,
+                        float *out, err *e)
 {
-    int32_t pos[1024], rows[1024];
+    int32_t pos[1024], rows[1024], whole = (int32_t)len;
     int64_t T = to - from;
     for (int64_t i = 0; i < T; i++) {
         pos[i] = (int32_t)(from + i);
@@ -80,6 +84,7 @@ static int fixture_step(fixture *f, const int32_t *ids, int64_t from, int64_t to
                .slot = pos, /* page i is page i: slot and position are the same number */
                .seqs = &s,
                .n_seqs = 1,
+               .rope_len = &whole,
                .logit_rows = rows,
                .n_logits = out ? T : 0};
     return model_forward(f->m, f->pool, &b, out, e);
