@@ -66,13 +66,15 @@ static void collect_eos(engine *en)
 /* ---- memory -------------------------------------------------------------------------------------
  */
 
-/* "auto" is what the checkpoint asks for, else bf16. */
-static int resolve_kv(engine *en, const kv_format **out, err *e)
+/* "auto" is what the checkpoint asks for, else bf16; under activation dtype spec, which computes
+ * 16-bit types in f32, f32. */
+static int resolve_kv(engine *en, kern_act act, const kv_format **out, err *e)
 {
     const char *text = en->o.kv_cache_dtype ? en->o.kv_cache_dtype : "auto";
     if (strcmp(text, "auto")) return kv_format_parse(text, out, e);
     const qaxis *kv = &en->q->kv;
-    return kv_format_parse(qaxis_quantized(kv) ? num_infos[kv->type].name : "bf16", out, e);
+    if (qaxis_quantized(kv)) return kv_format_parse(num_infos[kv->type].name, out, e);
+    return kv_format_parse(act == KERN_ACT_SPEC ? "f32" : "bf16", out, e);
 }
 
 static int predict(engine *en, const kv_format *kv, kern_act act, err *e)
@@ -186,6 +188,7 @@ static int open_buffers(engine *en, err *e)
     en->logit_rows = zeroed(T, sizeof *en->logit_rows);
     en->lp = zeroed(T, sizeof *en->lp);
     en->seqs = zeroed((size_t)en->max_running, sizeof *en->seqs);
+    en->rope_len = zeroed((size_t)en->max_running, sizeof *en->rope_len);
     en->step = zeroed((size_t)en->max_running, sizeof *en->step);
     en->running = zeroed((size_t)en->max_running, sizeof *en->running);
     en->work = zeroed((size_t)en->vocab, sizeof *en->work);
@@ -263,6 +266,18 @@ static void describe(engine *en, const kv_format *kv, kern_act act)
     buf_free(&spec);
 }
 
+/* The context that the model was made for: some rotary variants stretch what the config calls the
+ * maximum, others (llama3, longrope) state the stretched length themselves. */
+static int64_t native_len(const ckpt_config *c)
+{
+    double n = (double)c->max_position, f = c->rope.factor;
+    if (c->rope.kind == ROPE_LINEAR || c->rope.kind == ROPE_DYNAMIC)
+        n *= f;
+    else if (c->rope.kind == ROPE_YARN)
+        n = fmax(n, (double)c->rope.original_max_position * f);
+    return n < (double)(INT32_MAX / 2) ? (int64_t)n : INT32_MAX / 2;
+}
+
 static int load(engine *en, err *e)
 {
     int rc = 0;
@@ -277,16 +292,16 @@ static int load(engine *en, err *e)
     TRY(cpu_parse(en->o.cpu_features ? en->o.cpu_features : "auto", &ko.cpu_features, e));
     TRY(ckpt_open(&en->c, en->o.model, e));
     TRY(quant_open(&en->q, en->c, e));
-    TRY(resolve_kv(en, &kv, e));
+    TRY(resolve_kv(en, act, &kv, e));
     const ckpt_config *cfg = ckpt_cfg(en->c);
     for (int i = 0; i < cfg->n_warnings; i++)
         log_warn("%s", cfg->warnings[i]);
-    en->max_len = cfg->max_position;
+    en->max_len = native_len(cfg);
     if (en->o.max_model_len > 0) {
-        if (en->o.max_model_len > cfg->max_position)
+        if (en->o.max_model_len > en->max_len)
             log_warn("--max-model-len %lld is more than the model was made for (%lld): answers may "
                      "be poor",
-                     (long long)en->o.max_model_len, (long long)cfg->max_position);
+                     (long long)en->o.max_model_len, (long long)en->max_len);
         en->max_len = en->o.max_model_len;
     }
     const arch_row *arch;
@@ -372,8 +387,8 @@ void engine_close(engine *en, double drain_seconds)
     ckpt_close(en->c);
     tokenizer_close(en->tok);
     chat_template_close(en->chat);
-    void *arrays[] = {en->ids,  en->pos,  en->slot,    en->logit_rows, en->lp,
-                      en->seqs, en->step, en->running, en->work,       en->order};
+    void *arrays[] = {en->rope_len, en->ids,  en->pos,     en->slot, en->logit_rows, en->lp,
+                      en->seqs,     en->step, en->running, en->work, en->order};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         free(arrays[i]);
     const char *texts[] = {en->o.model,          en->o.device,           en->o.cpu_features,

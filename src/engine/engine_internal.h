@@ -14,6 +14,7 @@ typedef struct request {
     int64_t n_ids, cap_ids, n_prompt;
     int64_t computed;    /* tokens whose K and V are in the cache */
     int64_t prompt_seen; /* prompt rows whose logits have been reported */
+    int64_t rope_key;    /* rotary table of what is in the cache: model_rope_key */
     int32_t *pages;
     int n_pages, cap_pages;
     int64_t cached; /* prompt tokens found in the prefix cache */
@@ -68,6 +69,7 @@ struct engine {
     float *logits;
     int32_t *ids, *pos, *slot, *logit_rows;
     kern_seq *seqs;
+    int32_t *rope_len; /* [max_running] */
     float *work;       /* [vocab] sampler scratch */
     int32_t *order;    /* [vocab] */
     token_logprob *lp; /* [chunk] */

@@ -225,8 +225,13 @@ bool engine__take_token(engine *en, request *r, int32_t token, const token_logpr
 void engine__emit_prompt(engine *en, request *r, const float *logits)
 {
     int64_t first = r->computed, n = r->n_rows, V = en->vocab;
-    if (first >= r->n_prompt) return;
     if (n > r->n_prompt - first) n = r->n_prompt - first;
+    /* Rows reported before a preemption are computed again, not reported again. */
+    int64_t skip = r->prompt_seen > first ? r->prompt_seen - first : 0;
+    if ((n -= skip) <= 0) return;
+    if (skip) logits += skip * V;
+    first += skip;
+    r->prompt_seen = first + n;
     if (r->p.want & WANT_LOGITS) {
         engine_event ev = {
             .kind = EV_LOGITS, .pos = first, .n = n, .logits = logits, .vocab = V, .text = ""};

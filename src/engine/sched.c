@@ -59,10 +59,16 @@ static void remove_running(engine *en, int i)
     en->n_running--;
 }
 
+/* Sequences whose rotary table depends on their length share nothing: other lengths, other keys. */
+static bool shareable(const engine *en, const request *r)
+{
+    return en->prefix_cache && r->computed > 0 && !r->rope_key;
+}
+
 /* Frees a finished request; its whole pages stay in the prefix cache. */
 static void retire(engine *en, request *r)
 {
-    if (en->prefix_cache && r->computed > 0)
+    if (shareable(en, r))
         kv_radix_insert(en->radix, r->p.cache_salt, r->ids, r->computed, r->pages);
     release_pages(en, r);
     for (int i = 0; i < en->n_running; i++)
@@ -108,7 +114,8 @@ static int64_t pages_for(const engine *en, int64_t tokens)
 
 static void match_prefix(engine *en, request *r)
 {
-    if (!en->prefix_cache || wants_all_rows(r)) return;
+    r->rope_key = model_rope_key(en->m, r->n_ids);
+    if (!en->prefix_cache || wants_all_rows(r) || r->rope_key) return;
     /* The last token is always computed: its logits are needed. */
     r->computed =
         kv_radix_match(en->radix, r->p.cache_salt, r->ids, r->n_ids, r->n_ids - 1, r->pages);
@@ -127,11 +134,10 @@ static void admit(engine *en)
         if (en->n_running && need > can) return;
         pop_front(en);
         match_prefix(en, r);
-        if (!r->started) {
-            r->started = true;
-            r->t_start = clock_seconds();
-        }
         en->running[en->n_running++] = r;
+        if (r->started) continue; /* back after a preemption: counted already */
+        r->started = true;
+        r->t_start = clock_seconds();
         pthread_mutex_lock(&en->lock);
         en->stats.prompt_tokens += (uint64_t)r->n_prompt;
         en->stats.cached_tokens += (uint64_t)r->cached;
@@ -145,7 +151,7 @@ static void admit(engine *en)
 
 static void preempt(engine *en, request *r)
 {
-    if (en->prefix_cache && r->computed > 0 && !wants_all_rows(r))
+    if (shareable(en, r))
         kv_radix_insert(en->radix, r->p.cache_salt, r->ids, r->computed, r->pages);
     release_pages(en, r);
     r->computed = 0;
@@ -189,23 +195,35 @@ typedef struct room {
 static void take_rows(engine *en, request *r, room *left)
 {
     int64_t n = r->n_ids - r->computed;
-    bool all = r->p.want & (WANT_LOGITS | WANT_PROMPT_LOGPROBS);
+    bool all = (r->p.want & (WANT_LOGITS | WANT_PROMPT_LOGPROBS)) && r->prompt_seen < r->n_prompt;
     if (n > left->rows) n = left->rows;
-    if (all && r->computed < r->n_prompt && n > left->logits) n = left->logits;
+    if (all && n > left->logits) n = left->logits;
     if (n < 1 || left->logits < 1) return;
     if (!ensure_pages(en, r, r->computed + n)) return;
     r->n_rows = (int32_t)n;
     left->rows -= n;
     bool ends = r->computed + n == r->n_ids;
-    r->n_logits = all && r->computed < r->n_prompt ? n : ends ? 1 : 0;
+    r->n_logits = all ? n : ends ? 1 : 0;
     left->logits -= r->n_logits;
     en->step[en->n_step++] = r;
+}
+
+/* A table for another length: what is in the cache was rotated by the old one. */
+static void renew_rope(engine *en, request *r)
+{
+    int64_t key = model_rope_key(en->m, r->n_ids);
+    if (key == r->rope_key) return;
+    release_pages(en, r);
+    r->computed = 0;
+    r->rope_key = key;
 }
 
 static void choose(engine *en)
 {
     room left = {en->chunk, en->max_logit_rows};
     en->n_step = 0;
+    for (int i = 0; i < en->n_running; i++)
+        renew_rope(en, en->running[i]);
     /* Decodes first, then prefills in order of arrival. ensure_pages may remove requests from the
      * end. */
     for (int pass = 0; pass < 2; pass++)
@@ -226,6 +244,7 @@ static void fill(engine *en, batch *b)
                  .pos = en->pos,
                  .slot = en->slot,
                  .seqs = en->seqs,
+                 .rope_len = en->rope_len,
                  .logit_rows = en->logit_rows};
     for (int s = 0; s < en->n_step; s++) {
         request *r = en->step[s];
@@ -240,6 +259,7 @@ static void fill(engine *en, batch *b)
             if (r->n_rows - i <= r->n_logits) en->logit_rows[b->n_logits++] = (int32_t)b->T;
             b->T++;
         }
+        en->rope_len[s] = (int32_t)r->n_ids;
         en->seqs[s] = (kern_seq){r->row0, r->n_rows, (int32_t)(r->computed + r->n_rows), r->pages};
     }
     b->n_seqs = en->n_step;
@@ -252,15 +272,18 @@ static void hidden_tap(void *arg, int layer, const float *x, int64_t T, int64_t 
     (void)T;
     for (int s = 0; s < en->n_step; s++) {
         request *r = en->step[s];
-        if (!(r->p.want & WANT_HIDDEN) || r->computed >= r->n_prompt || !r->p.sink) continue;
-        int64_t n = r->n_rows;
+        if (!(r->p.want & WANT_HIDDEN) || !r->p.sink) continue;
+        /* Rows that were reported before a preemption are computed again, not reported again. */
+        int64_t skip = r->prompt_seen > r->computed ? r->prompt_seen - r->computed : 0,
+                n = r->n_rows;
         if (r->computed + n > r->n_prompt) n = r->n_prompt - r->computed;
+        if ((n -= skip) <= 0) continue;
         engine_event ev = {.kind = EV_HIDDEN,
                            .id = r->id,
-                           .pos = r->computed,
+                           .pos = r->computed + skip,
                            .n = n,
                            .layer = layer,
-                           .hidden = x + (int64_t)r->row0 * hidden,
+                           .hidden = x + ((int64_t)r->row0 + skip) * hidden,
                            .width = hidden,
                            .text = ""};
         r->p.sink(r->p.sink_arg, &ev);
@@ -276,7 +299,7 @@ static bool deliver(engine *en, request *r)
     engine__emit_prompt(en, r, logits);
     r->computed += r->n_rows;
     if (r->computed < r->n_ids) return false;
-    if (!r->inserted && en->prefix_cache && !wants_all_rows(r)) {
+    if (!r->inserted && shareable(en, r)) {
         /* The prompt is complete: others may share it while this one still runs. */
         kv_radix_insert(en->radix, r->p.cache_salt, r->ids, r->computed, r->pages);
         r->inserted = true;
