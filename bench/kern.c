@@ -1,6 +1,6 @@
-/* Linear kernels alone: for the shapes of a small model, each row that accepts a scheme at M = 1, 4, 64
- * and 512: time, weight bytes per second as a share of the read bandwidth measured in the same run, and
- * Gop/s (2 M N K). Best of several repetitions. Usage: kern [scheme ...] */
+/* Linear kernels alone: for the shapes of a small model, each row that accepts a scheme at M = 1,
+ * 4, 64 and 512: time, weight bytes per second as a share of the read bandwidth measured in the
+ * same run, and Gop/s (2 M N K). Best of several repetitions. Usage: kern [scheme ...] */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,18 +8,21 @@
 
 static const int64_t shapes[][2] = {{576, 576}, {1536, 576}, {576, 1536}, {49152, 576}};
 static const int64_t batches[] = {1, 4, 8, 64, 512};
-#define COPIES 30   /* matrices walked in turn, so that small ones do not sit in L2 */
+#define COPIES 30 /* matrices walked in turn, so that small ones do not sit in L2 */
 
 static void fill_random(void *p, size_t n)
 {
     unsigned r = 1;
-    for (size_t i = 0; i < n; i++) ((unsigned char *)p)[i] = (unsigned char)((r = r * 1664525u + 1013904223u) >> 24);
+    for (size_t i = 0; i < n; i++)
+        ((unsigned char *)p)[i] = (unsigned char)((r = r * 1664525u + 1013904223u) >> 24);
 }
 
 static int random_tensor(qtensor *q, const qspec *s, int64_t N, int64_t K, void **mem, err *e)
 {
     if (qaxis_quantized(&s->w)) {
-        num_dtype st = s->w.scale == QS_NVFP4 ? NUM_F8_E4M3 : s->w.scale == QS_MX ? NUM_F8_E8M0 : NUM_BF16;
+        num_dtype st = s->w.scale == QS_NVFP4 ? NUM_F8_E4M3
+                       : s->w.scale == QS_MX  ? NUM_F8_E8M0
+                                              : NUM_BF16;
         int rc = qtensor_alloc(q, s, st, 1, N, K, e);
         if (rc < 0) return rc;
         fill_random((void *)(uintptr_t)q->codes, (size_t)N * q->row_bytes);
@@ -33,13 +36,15 @@ static int random_tensor(qtensor *q, const qspec *s, int64_t N, int64_t K, void 
     size_t n = num_bytes(s->w.type, (size_t)(N * K));
     *mem = xmalloc(n);
     fill_random(*mem, n);
-    for (size_t i = 1; i < n; i += 2) ((unsigned char *)*mem)[i] = 0x3c; /* small positive numbers */
+    for (size_t i = 1; i < n; i += 2)
+        ((unsigned char *)*mem)[i] = 0x3c; /* small positive numbers */
     qtensor_plain(q, s->w.type, N, K, *mem);
     q->spec = *s;
     return 0;
 }
 
-static void one(kern_dev *d, const qspec *s, kern_act act, int64_t N, int64_t K, double roof, err *e)
+static void one(kern_dev *d, const qspec *s, kern_act act, int64_t N, int64_t K, double roof,
+                err *e)
 {
     qtensor q;
     void *mem = NULL;
@@ -55,32 +60,85 @@ static void one(kern_dev *d, const qspec *s, kern_act act, int64_t N, int64_t K,
     for (size_t b = 0; b < sizeof batches / sizeof *batches; b++) {
         int64_t M = batches[b];
         float *x = xcalloc((size_t)(M * K), sizeof *x), *y = xcalloc((size_t)(M * N), sizeof *y);
-        for (int64_t i = 0; i < M * K; i++) x[i] = (float)(i % 17) * 0.1f - 0.8f;
+        for (int64_t i = 0; i < M * K; i++)
+            x[i] = (float)(i % 17) * 0.1f - 0.8f;
         double best = 1e9, start = clock_seconds();
         for (int rep = 0; rep < 200 && (rep < 3 || clock_seconds() - start < 0.15); rep++) {
             double t = clock_seconds();
-            for (int i = 0; i < copies; i++) kern_linear_run(d, l[i], x, K, M, y, N);
+            for (int i = 0; i < copies; i++)
+                kern_linear_run(d, l[i], x, K, M, y, N);
             t = (clock_seconds() - t) / copies;
             best = t < best ? t : best;
         }
         const kern_choice *c = kern_linear_choice(l[0], kern_bucket(M));
         double gb = (double)kern_linear_bytes(l[0]) / best / 1e9;
-        printf("  %6lldx%-5lld M=%-4lld %9.1f us %6.1f GB/s %5.0f%% %8.1f Gop/s  %-16s %s\n", (long long)N,
-               (long long)K, (long long)M, best * 1e6, gb, 100 * gb / roof,
+        printf("  %6lldx%-5lld M=%-4lld %9.1f us %6.1f GB/s %5.0f%% %8.1f Gop/s  %-16s %s\n",
+               (long long)N, (long long)K, (long long)M, best * 1e6, gb, 100 * gb / roof,
                2.0 * (double)M * (double)N * (double)K / best / 1e9, c->row, c->act);
         free(x);
         free(y);
     }
 out:
-    for (int i = 0; i < copies; i++) kern_linear_drop(d, l[i]);
+    for (int i = 0; i < copies; i++)
+        kern_linear_drop(d, l[i]);
     qtensor_free(&q);
     free(mem);
 }
 
+/* One layer of attention, 9 heads over 3 KV heads of 64: a decode step at a depth, or a prompt. */
+static void attention(kern_dev *d, kern_kv_type t, const char *name, int depth, int rows,
+                      double roof)
+{
+    enum { HK = 3, H = 9, D = 64, PT = 16, LAYERS = 30 };
+    int pages = (depth + PT - 1) / PT;
+    kern_kv_layer kv = {.type = t, .Hk = HK, .D = D, .page_tokens = PT};
+    kv.page_stride = kern_kv_page_bytes(t, HK, D, PT) * LAYERS;
+    void *mem;
+    if (kern_alloc(d, &mem, kv.page_stride * (size_t)pages, NULL) < 0) return;
+    memset(mem, 0x11, kv.page_stride * (size_t)pages);
+    int32_t *table = xmalloc((size_t)pages * sizeof *table);
+    for (int i = 0; i < pages; i++)
+        table[i] = i;
+    float *q = xcalloc((size_t)rows * H * D, sizeof *q),
+          *o = xcalloc((size_t)rows * H * D, sizeof *o);
+    for (int i = 0; i < rows * H * D; i++)
+        q[i] = (float)(i % 13) * 0.1f;
+    kern_seq seq = {0, rows, depth, table};
+    kern_attn_args a = {.q = q,
+                        .ldq = H * D,
+                        .out = o,
+                        .ldo = H * D,
+                        .H = H,
+                        .scale = 0.125f,
+                        .kv = &kv,
+                        .seqs = &seq,
+                        .n_seqs = 1};
+    double best = 1e9, start = clock_seconds();
+    for (int rep = 0; rep < 100 && (rep < 3 || clock_seconds() - start < 0.3); rep++) {
+        double s = clock_seconds();
+        for (int l = 0; l < LAYERS; l++) {
+            kv.base = (uint8_t *)mem + kern_kv_page_bytes(t, HK, D, PT) * (size_t)l;
+            kern_attention(d, &a);
+        }
+        s = (clock_seconds() - s) / LAYERS;
+        best = s < best ? s : best;
+    }
+    double gb = (double)kern_kv_page_bytes(t, HK, D, PT) * pages / best / 1e9;
+    printf("  attention %-8s depth %5d rows %4d %9.1f us %6.1f GB/s %4.0f%% %8.1f Gop/s\n", name,
+           depth, rows, best * 1e6, gb, 100 * gb / roof,
+           4.0 * H * D * rows * (depth - rows / 2.0) / best / 1e9);
+    kern_free(d, mem);
+    free(table);
+    free(q);
+    free(o);
+}
+
 int main(int argc, char **argv)
 {
-    static const char *const defaults[] = {"w:int4,g32 a:bf16", "w:int8,channel a:bf16", "w:int8,channel a:int8,token",
-                                           "w:fp8_e4m3,channel a:fp8_e4m3,token", "w:nvfp4,g16 a:bf16", "w:bf16 a:bf16"};
+    static const char *const defaults[] = {
+        "w:int4,g32 a:bf16",           "w:int8,channel a:bf16",
+        "w:int8,channel a:int8,token", "w:fp8_e4m3,channel a:fp8_e4m3,token",
+        "w:nvfp4,g16 a:bf16",          "w:bf16 a:bf16"};
     err e = {0};
     kern_dev *d;
     kern_opts o = {.cpu_features = cpu_detect()};
@@ -95,6 +153,11 @@ int main(int argc, char **argv)
     double l3 = kern_measure_bandwidth(d, 70u << 20), dram = kern_measure_bandwidth(d, 700u << 20);
     printf("%s, %d threads; read 70 MB %.1f GB/s, 700 MB %.1f GB/s; share is of the 70 MB rate\n",
            cpu_model_name(), team_size(d->team), l3, dram);
+    static const char *const kv_names[] = {"bf16", "fp8_e4m3", "fp8_e5m2", "int8", "fp4"};
+    for (int t = 0; t < 5; t++) {
+        attention(d, (kern_kv_type)t, kv_names[t], 2048, 1, l3);
+        attention(d, (kern_kv_type)t, kv_names[t], 512, 512, l3);
+    }
     for (int i = 0; i < n; i++) {
         qspec s;
         const char *text = argc > 1 ? argv[i + 1] : defaults[i];
@@ -103,7 +166,8 @@ int main(int argc, char **argv)
             return 2;
         }
         printf("%s\n", text);
-        for (size_t j = 0; j < sizeof shapes / sizeof *shapes; j++) one(d, &s, act, shapes[j][0], shapes[j][1], l3, &e);
+        for (size_t j = 0; j < sizeof shapes / sizeof *shapes; j++)
+            one(d, &s, act, shapes[j][0], shapes[j][1], l3, &e);
     }
     kern_close(d);
     return 0;

@@ -6,7 +6,8 @@
 #include "kern/ops.h"
 #include "base/log.h"
 
-#define THREAD_BYTES (1u << 20) /* enough for attention tiles of any head size that it accepts */
+#define THREAD_BYTES (1u << 20)   /* enough for attention tiles of any head size that it accepts */
+#define SHARED_BYTES (256u << 10) /* per thread, for partial results of split attention */
 
 static const char *const act_names[KERN_ACT_COUNT] = {"spec", "auto", "f32", "bf16", "int8"};
 
@@ -46,7 +47,8 @@ int kern_open(kern_dev **out, const kern_opts *o, err *e)
     kern__ops_resolve(c->dev.pub.features, &c->ops);
     c->dev.ops = &c->ops;
     TRY(team_open(&c->dev.pub.team, o->threads, e));
-    TRY(kern__grow(&c->dev.pub, 0, THREAD_BYTES, e));
+    TRY(kern__grow(&c->dev.pub, (size_t)team_size(c->dev.pub.team) * SHARED_BYTES, THREAD_BYTES,
+                   e));
     *out = &c->dev.pub;
     c = NULL;
 out:

@@ -34,5 +34,6 @@ void kern__ops_resolve(uint32_t features, kern__ops *out);
 uint8_t *kern__kv_code(const kern_kv_layer *kv, int which, int head, int64_t slot);
 uint8_t *kern__kv_scale(const kern_kv_layer *kv, int which, int head, int64_t slot);
 void kern__kv_decode(const kern_kv_layer *kv, int which, int head, int64_t slot, float *out);
-/* Work of an attention step split into items: one sequence, KV head and block of query rows. */
+bool kern__attention_avx2(kern_dev *d, const kern_attn_args *a);
+bool kern__attention_avx512(kern_dev *d, const kern_attn_args *a);
 #endif
