@@ -1,5 +1,9 @@
-/* A model on disk: where it is, which files belong to it, every tensor by name. Only headers are
- * read. */
+/* A model on disk: where it is, which files belong to it, every tensor by name.
+ *
+ * Only headers are read; tensor data stays in the map. The index and the shards must agree both
+ * ways: a tensor that the index names is in the shard that it names, and no shard holds a tensor
+ * that the index does not know (what a crashed writer or a mixed download leaves behind). Folders
+ * with several .safetensors files and no index are refused, since nothing says which belong. */
 #include "ckpt/ckpt_internal.h"
 #include <ctype.h>
 #include <stdio.h>
@@ -74,7 +78,7 @@ static int resolve(const char *given, char **out, err *e)
         }
     } else {
         const char *slash = strchr(given, '/');
-        if (slash && slash != given && slash[1] && !strchr(slash + 1, '/') && given[0] != '.')
+        if (given[0] != '.' && (!slash || (slash != given && slash[1] && !strchr(slash + 1, '/'))))
             *out = hub_lookup(given);
         if (!*out)
             return err_set(
@@ -191,7 +195,15 @@ static int shard_names(ckpt *c, const json *map, const char *where, char ***out,
     return 0;
 }
 
-/* Every name of the index must be in the file that the index says. */
+/* Is tensor i named by the map? Only asked when something is wrong, so a scan will do. */
+static bool in_map(const ckpt *c, const json *map, size_t i)
+{
+    for (const json *v = map->child; v; v = v->next)
+        if (!strcmp(v->string, c->tensors[i].name)) return true;
+    return false;
+}
+
+/* Every name of the index must be in the file that the index says, and no file may hold more. */
 static int check_index(const ckpt *c, const json *map, const char *where, err *e)
 {
     for (const json *v = map->child; v; v = v->next) {
@@ -203,6 +215,14 @@ static int check_index(const ckpt *c, const json *map, const char *where, err *e
             return err_set(e, ERR_FORMAT, "%s: tensor '%.200s' should be in %s, but is in %s",
                            where, v->string, v->valuestring, file_basename(t->path));
     }
+    /* All names of the map are distinct tensors now, so a count tells whether there are others. */
+    size_t named = (size_t)cJSON_GetArraySize(map);
+    for (size_t i = 0; named < c->n_tensors && i < c->n_tensors; i++)
+        if (!in_map(c, map, i))
+            return err_set(e, ERR_FORMAT,
+                           "%s: tensor '%.200s' is in %s but not in the index; the shards are not "
+                           "of one write, fetch the checkpoint again",
+                           where, c->tensors[i].name, c->tensors[i].path);
     return 0;
 }
 
@@ -212,7 +232,12 @@ static int open_files(ckpt *c, char *const *names, size_t n, err *e)
     c->files = arena_alloc(c->mem, sizeof *c->files * (n + 1));
     for (size_t i = 0; i < n; i++) {
         char *path = file_join(c->path, names[i]);
-        int rc = st_open(&c->files[c->n_files], path, e);
+        int rc = file_exists(path)
+                     ? st_open(&c->files[c->n_files], path, e)
+                     : err_set(e, ERR_MISSING,
+                               "%s: named by model.safetensors.index.json, but not there; fetch "
+                               "the missing shard",
+                               path);
         free(path);
         if (rc < 0) return rc;
         total += c->files[c->n_files++].n;
@@ -271,6 +296,40 @@ out:
     return rc;
 }
 
+/* Python writes Infinity and NaN, which JSON does not have: they become 1e999 (which reads as
+ * infinity) and 0. */
+static void plain_numbers(buf *b)
+{
+    static const struct {
+        const char *word, *with;
+    } table[] = {{"Infinity", "1e999   "}, {"NaN", "0  "}};
+    bool in = false;
+    for (size_t i = 0; i < b->len; i++) {
+        char ch = b->data[i];
+        if (in && ch == '\\')
+            i++;
+        else if (ch == '"')
+            in = !in;
+        for (size_t k = 0; !in && k < 2; k++) {
+            size_t n = strlen(table[k].word);
+            if (b->len - i >= n && !memcmp(b->data + i, table[k].word, n))
+                memcpy(b->data + i, table[k].with, n);
+        }
+    }
+}
+
+static int read_config(json **out, const char *path, err *e)
+{
+    buf b = {0};
+    int rc = file_read_all(&b, path, (size_t)64 << 20, e);
+    if (rc == 0) {
+        plain_numbers(&b);
+        rc = json_parse(out, b.data, b.len, path, e);
+    }
+    buf_free(&b);
+    return rc;
+}
+
 static int open_config(ckpt *c, err *e)
 {
     int rc = 0;
@@ -281,8 +340,8 @@ static int open_config(ckpt *c, err *e)
                      "%s: no config.json here; a model folder or a .gguf file is needed", c->path);
         goto out;
     }
-    TRY(json_parse_file(&c->config_json, cfg, e));
-    if (file_exists(gen)) TRY(json_parse_file(&c->gen_json, gen, e));
+    TRY(read_config(&c->config_json, cfg, e));
+    if (file_exists(gen)) TRY(read_config(&c->gen_json, gen, e));
     TRY(config_parse(&c->cfg, c->config_json, c->gen_json, cfg, e));
     c->cfg_ok = true;
     const json *origin = json_get(c->config_json, "tare_origin");
@@ -382,6 +441,14 @@ static int64_t stored_row(const ckpt_tensor *t, int64_t r)
     return h * D + in % (D / 2) * 2 + in / (D / 2);
 }
 
+static void decode(const ckpt_tensor *t, const uint8_t *src, size_t n, float *out)
+{
+    if (t->gguf)
+        t->gguf->decode(src, n, out);
+    else
+        num_decode_row(t->dtype, src, n, out);
+}
+
 int ckpt_load_rows(const ckpt *c, const ckpt_tensor *t, int64_t r0, int64_t r1, float *out, err *e)
 {
     int64_t rows = t->n_dims == 2 ? t->shape[0] : 1, K = 1;
@@ -401,13 +468,21 @@ int ckpt_load_rows(const ckpt *c, const ckpt_tensor *t, int64_t r0, int64_t r1, 
                        t->dtype == NUM_NONE ? "of unknown type" : num_infos[t->dtype].name);
     size_t stride = t->gguf ? (size_t)(K / t->gguf->block) * (size_t)t->gguf->bytes
                             : num_bytes(t->dtype, (size_t)K);
+    if (t->n_dims == 1 && t->permute_heads) {
+        if (r0 == r1) return 0;
+        float *tmp = NULL;
+        int rc = mem_alloc((void **)&tmp, (size_t)K * sizeof *tmp, e);
+        if (rc < 0) return rc;
+        decode(t, t->data, (size_t)K, tmp);
+        for (int64_t i = 0; i < K; i++)
+            out[i] = tmp[stored_row(t, i)];
+        mem_free(tmp);
+        return 0;
+    }
     for (int64_t r = r0; r < r1; r++) {
         const uint8_t *src = t->data + (size_t)stored_row(t, r) * stride;
         float *dst = out + (size_t)(r - r0) * (size_t)K;
-        if (t->gguf)
-            t->gguf->decode(src, (size_t)K, dst);
-        else
-            num_decode_row(t->dtype, src, (size_t)K, dst);
+        decode(t, src, (size_t)K, dst);
     }
     return 0;
 }

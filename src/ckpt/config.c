@@ -3,7 +3,12 @@
  * transformers 4 writes rope_theta, rope_scaling and torch_dtype; transformers 5 writes
  * rope_parameters and dtype. Files in the wild hold both. The newer spelling wins; where they
  * differ a warning is kept in the config. Multimodal models keep the language part under
- * text_config: it is read in its place. */
+ * text_config: it is read in its place.
+ *
+ * Families in the table below are run: a key that they need and the file lacks is an error, and
+ * what transformers assumes for an absent key is assumed here. Any other config.json parses as far
+ * as it can, so that `inspect` works on it: missing sizes stay 0 and unknown rope types become
+ * warnings. Sizes that are given are bounded for all, so that no product of them can wrap. */
 #include "ckpt/config.h"
 #include <math.h>
 #include <stdarg.h>
@@ -11,10 +16,25 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* What transformers takes where the key is absent; window: -1 = none. */
+typedef struct family {
+    const char *model_type;
+    int64_t max_position, head_dim, window, full_below;
+    bool window_on;
+} family;
+
+static const family families[] = {
+    {"llama", 2048, 0, -1, 0, false},
+    {"mistral", 131072, 0, 4096, 0, true},
+    {"qwen2", 32768, 0, 4096, 28, false},
+    {"qwen3", 32768, 128, 4096, 28, false},
+};
+
 typedef struct parse {
     ckpt_config *c;
-    const json *root; /* whole file */
-    const json *j;    /* text_config or root */
+    const family *fam; /* NULL = not a family that is run */
+    const json *root;  /* whole file */
+    const json *j;     /* text_config or root */
     const char *where;
     err *e;
 } parse;
@@ -46,6 +66,11 @@ static int int_of(parse *p, const char *const *keys, int64_t *out)
 
 #define KEYS(...) ((const char *const[]){__VA_ARGS__, NULL})
 
+static bool is_type(const ckpt_config *c, const char *name)
+{
+    return !strcmp(c->model_type, name);
+}
+
 static int text_of(parse *p, const json *j, const char *key, char *out, size_t cap)
 {
     const char *s = NULL;
@@ -57,6 +82,15 @@ static int text_of(parse *p, const json *j, const char *key, char *out, size_t c
 static int positive(parse *p, int64_t v, const char *key, int64_t max)
 {
     if (v >= 1 && v <= max) return 0;
+    if (v == 0 && !p->fam) {
+        warn(p, "'%s' is not there", key);
+        return 0;
+    }
+    if (v == 0 && json_is_null_or_absent(p->j, key))
+        return err_set(p->e, ERR_MISSING,
+                       "%s: key '%s' is missing; a %s model cannot be read "
+                       "without it",
+                       p->where, key, p->fam->model_type);
     return err_set(p->e, ERR_VALUE, "%s: '%s' is %lld; expected 1 to %lld", p->where, key,
                    (long long)v, (long long)max);
 }
@@ -76,12 +110,14 @@ static int parse_shapes(parse *p)
     c->n_kv_heads = c->n_heads;
     TRY(int_of(p, KEYS("num_key_value_heads"), &c->n_kv_heads));
     if (c->n_heads > 0) c->head_dim = c->hidden_size / c->n_heads;
+    if (p->fam && p->fam->head_dim) c->head_dim = p->fam->head_dim;
     TRY(int_of(p, KEYS("head_dim"), &c->head_dim));
-    c->max_position = 2048;
+    c->max_position = p->fam ? p->fam->max_position : 2048;
     TRY(int_of(p, KEYS("max_position_embeddings", "n_positions", "max_sequence_length"),
                &c->max_position));
     c->rms_norm_eps = 1e-6;
     TRY(json_get_f64(p->j, "rms_norm_eps", &c->rms_norm_eps, p->where, p->e));
+    TRY(text_of(p, p->j, "hidden_activation", c->hidden_act, sizeof c->hidden_act));
     TRY(text_of(p, p->j, "hidden_act", c->hidden_act, sizeof c->hidden_act));
     if (!*c->hidden_act) snprintf(c->hidden_act, sizeof c->hidden_act, "silu");
     rc = 0;
@@ -125,6 +161,10 @@ static int rope_kind_of(parse *p, const char *s, rope_kind *out)
             *out = names[i].kind;
             return 0;
         }
+    if (!p->fam) {
+        warn(p, "rope type '%.40s' is not known", s);
+        return 0;
+    }
     return err_set(p->e, ERR_UNSUPPORTED,
                    "%s: rope type '%.40s' is not known; known are default, linear, dynamic, "
                    "llama3, yarn, longrope",
@@ -225,6 +265,10 @@ static int parse_rope(parse *p)
                      "%s: rope theta %g, factor %g, partial_rotary_factor %g: all must be "
                      "positive, the last at most 1",
                      p->where, r->theta, r->factor, r->partial_rotary_factor);
+    else if (p->fam && r->kind == ROPE_LLAMA3 && r->original_max_position < 1)
+        rc = err_set(p->e, ERR_MISSING,
+                     "%s: rope type llama3 needs the key 'original_max_position_embeddings'",
+                     p->where);
     else
         rc = 0;
     if (!r->original_max_position) r->original_max_position = c->max_position;
@@ -264,14 +308,20 @@ static int add_ids(parse *p, const json *obj, const char *key, int64_t *list, in
     if (!v || cJSON_IsNull(v)) return 0;
     for (const json *x = cJSON_IsArray(v) ? v->child : v; x;
          x = cJSON_IsArray(v) ? x->next : NULL) {
-        if (!cJSON_IsNumber(x) || x->valuedouble < 0 || x->valuedouble > 2147483647.0)
+        if (cJSON_IsNumber(x) && x->valuedouble == -1) continue; /* "none" in some files */
+        if (!cJSON_IsNumber(x) || x->valuedouble < 0 || x->valuedouble > 2147483647.0 ||
+            x->valuedouble != floor(x->valuedouble))
             return err_set(p->e, ERR_FORMAT, "%s: '%s' must be a token id or a list of them",
                            p->where, key);
         int64_t id = (int64_t)x->valuedouble;
         bool have = false;
         for (int i = 0; i < *n; i++)
             have = have || list[i] == id;
-        if (!have && *n < CFG_MAX_EOS) list[(*n)++] = id;
+        if (!have && *n == CFG_MAX_EOS)
+            warn(p, "'%s' lists more than %d ids; %lld is left out", key, CFG_MAX_EOS,
+                 (long long)id);
+        else if (!have)
+            list[(*n)++] = id;
     }
     return 0;
 }
@@ -288,11 +338,6 @@ static int parse_ids(parse *p, const json *gen)
     }
 out:
     return rc;
-}
-
-static bool is_type(const ckpt_config *c, const char *name)
-{
-    return !strcmp(c->model_type, name);
 }
 
 /* What a family fixes without saying it in the file. */
@@ -324,24 +369,31 @@ out:
 static int parse_window(parse *p)
 {
     ckpt_config *c = p->c;
+    const family *f = p->fam;
     int rc = 0;
-    bool use = !is_type(c, "qwen2") && !is_type(c, "qwen3"); /* these switch it on explicitly */
-    int64_t full_below = 0;
+    bool use = !f || f->window_on || f->window < 0; /* Qwen switches it on explicitly */
+    int64_t full_below = f ? f->full_below : 0;
+    if (f && f->window > 0 && !json_get(p->j, "sliding_window")) c->sliding_window = f->window;
     TRY(json_get_i64(p->j, "sliding_window", &c->sliding_window, p->where, p->e));
     TRY(json_get_bool(p->j, "use_sliding_window", &use, p->where, p->e));
     TRY(json_get_i64(p->j, "max_window_layers", &full_below, p->where, p->e));
     if (!use || c->sliding_window < 0) c->sliding_window = 0;
     c->layer_sliding = arena_alloc(c->mem, (size_t)c->n_layers);
     const json *types = json_get(p->j, "layer_types");
-    bool by_type = cJSON_IsArray(types) && cJSON_GetArraySize(types) == c->n_layers;
-    const json *t = by_type ? types->child : NULL;
-    for (int64_t i = 0; i < c->n_layers; i++, t = t ? t->next : NULL) {
-        if (!c->sliding_window) continue;
-        if (by_type)
-            c->layer_sliding[i] = cJSON_IsString(t) && !strcmp(t->valuestring, "sliding_attention");
-        else
-            c->layer_sliding[i] = i >= full_below;
+    bool by_type = cJSON_IsArray(types);
+    int n_types = by_type ? cJSON_GetArraySize(types) : 0;
+    if (by_type && n_types != c->n_layers) {
+        if (f)
+            return err_set(p->e, ERR_SHAPE,
+                           "%s: 'layer_types' has %d entries, 'num_hidden_layers' is %lld",
+                           p->where, n_types, (long long)c->n_layers);
+        by_type = false;
     }
+    const json *t = by_type ? types->child : NULL;
+    for (int64_t i = 0; c->sliding_window && i < c->n_layers; i++, t = t ? t->next : NULL)
+        c->layer_sliding[i] =
+            by_type ? cJSON_IsString(t) && !strcmp(t->valuestring, "sliding_attention")
+                    : i >= full_below;
     rc = 0;
 out:
     return rc;
@@ -371,8 +423,11 @@ int config_parse(ckpt_config *cfg, const json *raw, const json *gen, const char 
     int rc = 0;
     *cfg = (ckpt_config){.mem = arena_make(), .raw = raw};
     const json *text = json_get(raw, "text_config");
-    parse p = {cfg, raw, cJSON_IsObject(text) && json_get(text, "hidden_size") ? text : raw, where,
-               e};
+    parse p = {.c = cfg,
+               .root = raw,
+               .j = cJSON_IsObject(text) && json_get(text, "hidden_size") ? text : raw,
+               .where = where,
+               .e = e};
     if (!cJSON_IsObject(raw)) {
         rc = err_set(e, ERR_FORMAT, "%s: not a JSON object", where);
         goto out;
@@ -381,6 +436,8 @@ int config_parse(ckpt_config *cfg, const json *raw, const json *gen, const char 
     if (cJSON_IsArray(arch) && cJSON_IsString(arch->child))
         snprintf(cfg->architecture, sizeof cfg->architecture, "%s", arch->child->valuestring);
     TRY(text_of(&p, raw, "model_type", cfg->model_type, sizeof cfg->model_type));
+    for (size_t i = 0; i < sizeof families / sizeof *families; i++)
+        if (p.j == raw && is_type(cfg, families[i].model_type)) p.fam = &families[i];
     find_quant(&p);
     TRY(parse_shapes(&p));
     TRY(check_shapes(&p));

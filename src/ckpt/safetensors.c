@@ -1,8 +1,9 @@
 /* Safetensors, one file.
  *
  *   bytes 0..7      n, little endian: length of the header
- *   bytes 8..8+n    JSON object: name -> {dtype, shape, data_offsets [begin,end)}, and
- * "__metadata__" bytes 8+n..     data; offsets count from here
+ *   bytes 8..8+n    JSON object: name -> {dtype, shape, data_offsets [begin,end)}, and perhaps
+ *                   "__metadata__", an object of strings
+ *   bytes 8+n..     data; offsets count from here
  *
  * The reader trusts nothing: every number is checked without a sum that could wrap, and tensors
  * must cover the data without overlap or hole, as the reference library demands. The header is not
@@ -241,6 +242,10 @@ int st_writer_declare(st_writer *w, const char *name, num_dtype t, int n_dims, c
 {
     st_tensor tmp = {.name = name, .dtype = t, .n_dims = n_dims};
     uint64_t bytes;
+    if (n_dims < 0 || n_dims > ST_MAX_DIMS)
+        return refuse(e, ERR_LIMIT, w->path, name, "more than 8 dimensions");
+    for (int i = 0; i < n_dims; i++)
+        if (shape[i] < 0) return refuse(e, ERR_SHAPE, w->path, name, "a dimension is negative");
     if (!*num_infos[t].tag)
         return err_set(e, ERR_DTYPE, "%s: tensor '%s': %s has no safetensors type", w->path, name,
                        num_infos[t].name);

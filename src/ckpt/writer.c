@@ -3,10 +3,10 @@
  * Everything goes to OUT.tmp-<pid>, a folder beside OUT, and is renamed to OUT by publish, so OUT
  * is there whole or not at all. Temporary folders of processes that no longer live are removed at
  * open. A shard's header must come before its data, but sizes are known only as tensors arrive:
- * data is spooled to shard-N.data and copied behind the header when the shard is closed
- * (copy_file_range shares blocks where the file system can). The number of shards, which is part of
- * their names, is known at finish. */
-#include "ckpt/ckpt.h"
+ * data is spooled to shard-N.data, one for each shard, and copied behind the header at finish,
+ * where the number of shards, which is part of their names, is known. A spool is removed once its
+ * shard is written, so the folder needs one shard more than the output's size. */
+#include "ckpt/ckpt_internal.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -148,6 +148,9 @@ int ckpt_writer_begin(ckpt_writer *w, const char *name, num_dtype t, int n_dims,
     if (w->pending)
         return err_set(e, ERR_BADSTATE,
                        "%s: tensor '%s' begun before the one before it was complete", w->dir, name);
+    if (!*num_infos[t].tag || n_dims < 0 || n_dims > ST_MAX_DIMS)
+        return err_set(e, ERR_DTYPE, "%s: tensor '%s': %s in %d dimensions cannot be written",
+                       w->dir, name, num_infos[t].name, n_dims);
     for (int i = 0; i < n_dims; i++)
         if (shape[i] < 0 || !mem_mul(bytes, (size_t)shape[i], &bytes))
             return err_set(e, ERR_SHAPE, "%s: tensor '%s': shape is too large", w->dir, name);
@@ -245,10 +248,34 @@ static int copy_tree(const char *from, const char *to, int *count, err *e)
     return rc;
 }
 
+/* What a folder would hold beside the weights, made from a GGUF. */
+static int gguf_side_files(ckpt_writer *w, const ckpt *src, err *e)
+{
+    static const struct {
+        const char *name;
+        int (*make)(const ckpt *, buf *, err *);
+    } files[] = {{"tokenizer.json", ckpt_tokenizer_json},
+                 {"tokenizer_config.json", ckpt_tokenizer_config},
+                 {"generation_config.json", ckpt__gguf_generation_config},
+                 {"chat_template.jinja", ckpt_chat_template}};
+    int n = 0, rc = 0;
+    buf b = {0};
+    for (size_t i = 0; rc >= 0 && i < sizeof files / sizeof *files; i++) {
+        buf_clear(&b);
+        rc = files[i].make(src, &b, e);
+        if (rc >= 0 && b.len) {
+            rc = ckpt_writer_file(w, files[i].name, b.data, b.len, e);
+            n++;
+        }
+    }
+    buf_free(&b);
+    return rc < 0 ? rc : n;
+}
+
 int ckpt_writer_side_files(ckpt_writer *w, const ckpt *src, err *e)
 {
     int n = 0;
-    if (ckpt_is_gguf(src)) return 0;
+    if (ckpt_is_gguf(src)) return gguf_side_files(w, src, e);
     int rc = copy_tree(ckpt_path(src), w->tmp, &n, e);
     return rc < 0 ? rc : n;
 }
@@ -340,6 +367,14 @@ static void sync_dir(const char *path)
     close(fd);
 }
 
+static void sync_parent(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    char *parent = slash ? xstrndup(path, (size_t)(slash - path) + 1) : xstrdup(".");
+    sync_dir(parent);
+    free(parent);
+}
+
 static void drop(ckpt_writer *w)
 {
     arena_drop(w->mem);
@@ -365,6 +400,7 @@ int ckpt_writer_publish(ckpt_writer **wp, err *e)
             rc = err_set(e, ERR_IO, "%s: could be neither replaced nor restored; the old one is %s",
                          w->dir, old);
     }
+    if (rc == 0) sync_parent(w->dir);
     if (rc == 0 && old) file_remove_tree(old, NULL);
     free(old);
     if (rc < 0) {
