@@ -8,9 +8,9 @@
 typedef struct chat_template chat_template;
 int chat_template_open(chat_template **out, const char *text, size_t n, const char *where, err *e);
 void chat_template_close(chat_template *t);
-/* messages: JSON array as in the OpenAI API (content string, null or text parts; roles; tool_calls).
- * extra: JSON object merged into the context (chat_template_kwargs, tools, bos_token …) or NULL.
- * An error raised by the template is ERR_VALUE with its text. */
+/* messages: JSON array as in the OpenAI API (content string, null or text parts; roles;
+ * tool_calls). extra: JSON object merged into the context (chat_template_kwargs, tools, bos_token
+ * …) or NULL. An error raised by the template is ERR_VALUE with its text. */
 int chat_render(const chat_template *t, const json *messages, const json *extra,
                 bool add_generation_prompt, const char *bos, const char *eos, buf *out, err *e);
 /* Bare rendering for tests: context is the whole variable object. */

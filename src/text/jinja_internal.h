@@ -15,17 +15,29 @@
 #define TEXT_JINJA_INTERNAL_H
 #include "base/json.h"
 
-#define J_MAX_DEPTH     120               /* nested evaluation: expressions, blocks, calls */
-#define J_MAX_PARSE     120               /* nesting of the source */
-#define J_MAX_NEST      200               /* nested values in printing and comparing */
-#define J_MAX_STEPS     20000000          /* of one render */
-#define J_MAX_BYTES     ((size_t)256 << 20) /* values of one render */
-#define J_MAX_SOURCE    ((size_t)4 << 20) /* template text */
-#define J_MAX_ARGS      32                /* arguments of one call */
+#define J_MAX_DEPTH  120                 /* nested evaluation: expressions, blocks, calls */
+#define J_MAX_PARSE  120                 /* nesting of the source */
+#define J_MAX_NEST   200                 /* nested values in printing and comparing */
+#define J_MAX_STEPS  20000000            /* of one render */
+#define J_MAX_BYTES  ((size_t)256 << 20) /* values of one render */
+#define J_MAX_SOURCE ((size_t)4 << 20)   /* template text */
+#define J_MAX_ARGS   32                  /* arguments of one call */
 
 /* ---- values ---- */
-enum jtype { J_UNDEF, J_NONE, J_BOOL, J_INT, J_FLOAT, J_STR, J_LIST, J_TUPLE, J_DICT, J_NS,
-             J_FUNC, J_LOOP };
+enum jtype {
+    J_UNDEF,
+    J_NONE,
+    J_BOOL,
+    J_INT,
+    J_FLOAT,
+    J_STR,
+    J_LIST,
+    J_TUPLE,
+    J_DICT,
+    J_NS,
+    J_FUNC,
+    J_LOOP
+};
 
 typedef struct jlist jlist;
 typedef struct jdict jdict;
@@ -70,11 +82,40 @@ typedef struct jsym { /* an interned name; equality is that of pointers */
 
 enum jop {
     /* expressions */
-    JX_CONST, JX_NAME, JX_LIST, JX_TUPLE, JX_DICT, JX_ATTR, JX_ITEM, JX_SLICE, JX_CALL, JX_FILTER,
-    JX_TEST, JX_NOT, JX_NEG, JX_POS, JX_AND, JX_OR, JX_COND, JX_BIN, JX_CONCAT, JX_COMPARE,
+    JX_CONST,
+    JX_NAME,
+    JX_LIST,
+    JX_TUPLE,
+    JX_DICT,
+    JX_ATTR,
+    JX_ITEM,
+    JX_SLICE,
+    JX_CALL,
+    JX_FILTER,
+    JX_TEST,
+    JX_NOT,
+    JX_NEG,
+    JX_POS,
+    JX_AND,
+    JX_OR,
+    JX_COND,
+    JX_BIN,
+    JX_CONCAT,
+    JX_COMPARE,
     /* statements */
-    JS_TEXT, JS_PRINT, JS_IF, JS_FOR, JS_SET, JS_SETBLOCK, JS_MACRO, JS_CALLBLOCK, JS_FILTERBLOCK,
-    JS_WITH, JS_SCOPE, JS_BREAK, JS_CONTINUE
+    JS_TEXT,
+    JS_PRINT,
+    JS_IF,
+    JS_FOR,
+    JS_SET,
+    JS_SETBLOCK,
+    JS_MACRO,
+    JS_CALLBLOCK,
+    JS_FILTERBLOCK,
+    JS_WITH,
+    JS_SCOPE,
+    JS_BREAK,
+    JS_CONTINUE
 };
 
 typedef struct jargs { /* of a call, filter or test; names[i] NULL = positional */
@@ -89,11 +130,11 @@ struct jnode {
     uint8_t bin; /* jtok of an operator; flags of others */
     bool flag;   /* JS_FOR recursive; JX_TEST negated */
     uint32_t line;
-    jsym *sym;       /* name, attribute, macro, filter or test */
-    jv val;          /* JX_CONST, JS_TEXT */
+    jsym *sym;            /* name, attribute, macro, filter or test */
+    jv val;               /* JX_CONST, JS_TEXT */
     jnode *a, *b, *c, *d; /* operands; see jinja_parse.c for each op */
-    jnode **kids;    /* lists, bodies, compare operands */
-    uint8_t *ops;    /* JX_COMPARE operators */
+    jnode **kids;         /* lists, bodies, compare operands */
+    uint8_t *ops;         /* JX_COMPARE operators */
     size_t n_kids;
     jargs args;
     const void *row; /* registry row of a filter or test, NULL = unknown (fails when evaluated) */
@@ -101,11 +142,44 @@ struct jnode {
 
 /* ---- tokens ---- */
 enum jtok {
-    JT_EOF, JT_TEXT, JT_VAR_BEGIN, JT_VAR_END, JT_BLOCK_BEGIN, JT_BLOCK_END, JT_NAME, JT_STR,
-    JT_INT, JT_FLOAT, JT_ADD, JT_SUB, JT_MUL, JT_DIV, JT_FLOORDIV, JT_MOD, JT_POW, JT_TILDE,
-    JT_LPAREN, JT_RPAREN, JT_LBRACKET, JT_RBRACKET, JT_LBRACE, JT_RBRACE, JT_DOT, JT_COMMA,
-    JT_COLON, JT_PIPE, JT_ASSIGN, JT_EQ, JT_NE, JT_LT, JT_LE, JT_GT, JT_GE, JT_SEMICOLON,
-    JT_IN, JT_NOT_IN
+    JT_EOF,
+    JT_TEXT,
+    JT_VAR_BEGIN,
+    JT_VAR_END,
+    JT_BLOCK_BEGIN,
+    JT_BLOCK_END,
+    JT_NAME,
+    JT_STR,
+    JT_INT,
+    JT_FLOAT,
+    JT_ADD,
+    JT_SUB,
+    JT_MUL,
+    JT_DIV,
+    JT_FLOORDIV,
+    JT_MOD,
+    JT_POW,
+    JT_TILDE,
+    JT_LPAREN,
+    JT_RPAREN,
+    JT_LBRACKET,
+    JT_RBRACKET,
+    JT_LBRACE,
+    JT_RBRACE,
+    JT_DOT,
+    JT_COMMA,
+    JT_COLON,
+    JT_PIPE,
+    JT_ASSIGN,
+    JT_EQ,
+    JT_NE,
+    JT_LT,
+    JT_LE,
+    JT_GT,
+    JT_GE,
+    JT_SEMICOLON,
+    JT_IN,
+    JT_NOT_IN
 };
 
 typedef struct jtoken {
@@ -149,10 +223,10 @@ typedef struct jrun {
     const jtmpl *t;
     arena *a;
     err *e;
-    buf *out;      /* where statements write now */
+    buf *out; /* where statements write now */
     jscope *scope;
     jscope *root;
-    jv *globals;   /* by symbol id: context and built-in functions; J_UNDEF = absent */
+    jv *globals; /* by symbol id: context and built-in functions; J_UNDEF = absent */
     uint64_t steps;
     size_t bytes;
     int depth;
@@ -176,7 +250,7 @@ struct jfunc {
     jv self;
     const jnode *macro;
     jscope *scope;
-    jv caller; /* JS_CALLBLOCK hands itself over here */
+    jv caller;    /* JS_CALLBLOCK hands itself over here */
     bool blocked; /* a method that would change its object */
 };
 
@@ -217,10 +291,10 @@ jv j_none(void);
 jv j_bool(bool b);
 jv j_int(int64_t i);
 jv j_float(double f);
-jv j_str(const char *s, size_t n);        /* borrowed bytes */
-jv j_strz(const char *s);                 /* borrowed */
+jv j_str(const char *s, size_t n); /* borrowed bytes */
+jv j_strz(const char *s);          /* borrowed */
 jv j_copy(jrun *r, const char *s, size_t n);
-jv j_take(jrun *r, buf *b);               /* copies into the arena and frees b */
+jv j_take(jrun *r, buf *b); /* copies into the arena and frees b */
 jv j_list(jrun *r, size_t cap);
 void j_push(jrun *r, jlist *l, jv v);
 jv j_dict(jrun *r);
@@ -233,21 +307,21 @@ bool j_is_num(jv v);
 bool j_is_str(jv v, const char *s);
 const char *j_type_name(jv v);
 int j_equal(jrun *r, jv a, jv b, bool *out);
-int j_less(jrun *r, jv a, jv b, bool *out);           /* a < b, TypeError is an error */
+int j_less(jrun *r, jv a, jv b, bool *out); /* a < b, TypeError is an error */
 int j_contains(jrun *r, jv box, jv x, bool *out);
-int j_iter(jrun *r, jv v, jlist **out);                /* what a for loop would visit */
-int j_to_str(jrun *r, jv v, jv *out);                  /* str(v) */
-int j_print(jrun *r, buf *b, jv v);                    /* appends str(v) */
+int j_iter(jrun *r, jv v, jlist **out); /* what a for loop would visit */
+int j_to_str(jrun *r, jv v, jv *out);   /* str(v) */
+int j_print(jrun *r, buf *b, jv v);     /* appends str(v) */
 int j_repr(jrun *r, buf *b, jv v, int depth);
 void j_print_float(buf *b, double f);
 int j_length(jrun *r, jv v, int64_t *out);
-size_t j_chars(jv s);                                  /* code points of a string */
-size_t j_char_at(jv s, size_t i);                      /* byte offset of code point i */
+size_t j_chars(jv s);             /* code points of a string */
+size_t j_char_at(jv s, size_t i); /* byte offset of code point i */
 int j_slice(jrun *r, jv v, jv lo, jv hi, jv step, jv *out);
 jv j_from_json(jrun *r, const json *x, int depth);
-bool j_space(uint32_t cp);                             /* Python's str.isspace */
+bool j_space(uint32_t cp);                                              /* Python's str.isspace */
 jv j_strip(jv s, const char *set, size_t n_set, bool left, bool right); /* set NULL = spaces */
-jv j_case(jrun *r, jv s, int how);                     /* 0 lower 1 upper 2 capitalize 3 title */
+jv j_case(jrun *r, jv s, int how); /* 0 lower 1 upper 2 capitalize 3 title */
 
 /* arguments by position or name; missing leaves *out alone and returns false */
 bool j_arg(const jcall *c, size_t pos, const char *name, jv *out);

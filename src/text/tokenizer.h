@@ -11,7 +11,7 @@ int tokenizer_open(tokenizer **out, const char *json, size_t n, const char *conf
                    const char *where, err *e);
 void tokenizer_close(tokenizer *t);
 
-typedef struct ids {            /* growing list of token ids */
+typedef struct ids { /* growing list of token ids */
     int32_t *v;
     size_t n, cap;
 } ids;
@@ -19,32 +19,33 @@ void ids_free(ids *l);
 void ids_push(ids *l, int32_t id);
 
 /* text must be valid UTF-8. add_special: run the post-processor (BOS and so on). */
-int tokenizer_encode(const tokenizer *t, const char *text, size_t n, bool add_special, ids *out, err *e);
+int tokenizer_encode(const tokenizer *t, const char *text, size_t n, bool add_special, ids *out,
+                     err *e);
 /* Whole decode; skip_special drops special tokens. Bytes that are not UTF-8 become U+FFFD. Ids
  * outside the vocabulary (padded rows of the model) decode to nothing. */
 void tokenizer_decode(const tokenizer *t, const int32_t *v, size_t n, bool skip_special, buf *out);
 /* Raw bytes of one token as it appears inside text (byte-level undone); may be partial UTF-8. */
 void tokenizer_token_bytes(const tokenizer *t, int32_t id, buf *out);
-const char *tokenizer_token_name(const tokenizer *t, int32_t id);      /* vocabulary string or NULL */
-int32_t tokenizer_token_id(const tokenizer *t, const char *name);      /* -1 if none */
-int64_t tokenizer_size(const tokenizer *t);                            /* highest id + 1 */
+const char *tokenizer_token_name(const tokenizer *t, int32_t id); /* vocabulary string or NULL */
+int32_t tokenizer_token_id(const tokenizer *t, const char *name); /* -1 if none */
+int64_t tokenizer_size(const tokenizer *t);                       /* highest id + 1 */
 bool tokenizer_is_special(const tokenizer *t, int32_t id);
-int32_t tokenizer_eos(const tokenizer *t);    /* -1 if none */
+int32_t tokenizer_eos(const tokenizer *t); /* -1 if none */
 int32_t tokenizer_bos(const tokenizer *t);
-const char *tokenizer_bos_text(const tokenizer *t);   /* "" if none */
+const char *tokenizer_bos_text(const tokenizer *t); /* "" if none */
 const char *tokenizer_eos_text(const tokenizer *t);
-bool tokenizer_adds_bos(const tokenizer *t);  /* encode(add_special) begins with BOS */
+bool tokenizer_adds_bos(const tokenizer *t); /* encode(add_special) begins with BOS */
 
 /* Incremental detokenizing: never emits half a character; text emitted so far is always a prefix
  * of the final text (except that the tail of an unfinished character is held back). */
 typedef struct detok {
     const tokenizer *t;
     bool skip_special;
-    buf pending;        /* bytes not yet emitted */
-    bool first;         /* leading-space rule of SentencePiece-type decoders */
+    buf pending; /* bytes not yet emitted */
+    bool first;  /* leading-space rule of SentencePiece-type decoders */
 } detok;
 void detok_init(detok *d, const tokenizer *t, bool skip_special);
-void detok_push(detok *d, int32_t id, buf *out);  /* appends complete text */
-void detok_flush(detok *d, buf *out);             /* rest, invalid tail as U+FFFD */
+void detok_push(detok *d, int32_t id, buf *out); /* appends complete text */
+void detok_flush(detok *d, buf *out);            /* rest, invalid tail as U+FFFD */
 void detok_free(detok *d);
 #endif

@@ -1,0 +1,442 @@
+/* The model BPE: a word is cut into characters, then the adjacent pair of the lowest rank (leftmost
+ * of equals) is joined until no pair has a merge.
+ *
+ * Merges are an open-addressing table from (left id << 32 | right id) to (rank, id of the joined
+ * token). Short words are merged by scanning the ranks; long ones by a heap of (rank, position)
+ * over a linked list, whose stale entries are told by their rank, so that a text without spaces
+ * costs n log n. Words are remembered in a cache that belongs to one thread's working memory.
+ *
+ * A character that the vocabulary lacks becomes its byte tokens <0xNN> if the model falls back to
+ * bytes and has all of them, else the unknown token, else nothing: as the library does. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "text/tok_internal.h"
+
+#define NO_RANK UINT32_MAX
+#define SHORT   96    /* symbols up to which ranks are scanned */
+#define CACHED  256   /* bytes of the longest word that is remembered */
+#define N_CHARS 0x800 /* code points whose ids are tabled */
+
+typedef struct pair_slot {
+    uint64_t key; /* left << 32 | right; UINT64_MAX = free */
+    uint32_t rank, id;
+} pair_slot;
+
+typedef struct bpe {
+    pair_slot *pair;
+    size_t mask;
+    int32_t char_id[N_CHARS];
+    int32_t byte_id[256]; /* <0xNN>, -1 if not in the vocabulary */
+    int32_t unk;          /* -1 = no unknown token */
+    bool byte_fallback, fuse_unk, ignore_merges;
+    char *prefix, *suffix; /* continuing_subword_prefix, end_of_word_suffix; NULL if empty */
+} bpe;
+
+typedef struct symbol {
+    int32_t id, prev, next;
+    uint32_t rank; /* of the pair (this, next); NO_RANK = none; the symbol is dead if id < 0 */
+} symbol;
+
+static size_t pair_hash(uint64_t key)
+{
+    key *= 0x9E3779B97F4A7C15u;
+    return (size_t)(key ^ key >> 29);
+}
+
+static pair_slot *pair_find(const bpe *b, int32_t left, int32_t right)
+{
+    uint64_t key = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
+    size_t i = pair_hash(key) & b->mask;
+    while (b->pair[i].key != key && b->pair[i].key != UINT64_MAX)
+        i = (i + 1) & b->mask;
+    return &b->pair[i];
+}
+
+static uint32_t pair_rank(const bpe *b, int32_t left, int32_t right, int32_t *id)
+{
+    const pair_slot *p = pair_find(b, left, right);
+    if (p->key == UINT64_MAX) return NO_RANK;
+    *id = (int32_t)p->id;
+    return p->rank;
+}
+
+/* ---- loading ----------------------------------------------------------------------------------
+ */
+
+static int load_vocab(tok_model *m, const json *j, const char *where, err *e)
+{
+    const json *v = json_get(j, "vocab");
+    size_t n = 0;
+    if (!cJSON_IsObject(v))
+        return err_set(e, ERR_MISSING, "%s: model BPE needs the object 'vocab'", where);
+    for (const json *c = v->child; c; c = c->next)
+        n++;
+    tok__vocab_reserve(&m->vocab, n + 1);
+    for (const json *c = v->child; c; c = c->next) {
+        double d = c->valuedouble;
+        if (!cJSON_IsNumber(c) || d < 0 || d >= (double)TOK_MAX_ID || d != (double)(int64_t)d)
+            return err_set(e, ERR_FORMAT,
+                           "%s: id of token '%.80s' must be an integer between 0 and %lld", where,
+                           c->string, (long long)TOK_MAX_ID - 1);
+        int rc = tok__vocab_add(&m->vocab, c->string, strlen(c->string), (int64_t)d, where, e);
+        if (rc < 0) return rc;
+    }
+    return 0;
+}
+
+static int bad_merge(size_t index, const char *why, const char *where, err *e)
+{
+    return err_set(e, ERR_FORMAT, "%s: merges[%zu] %s; expected \"a b\" or [\"a\", \"b\"]", where,
+                   index, why);
+}
+
+/* One entry of merges as its two halves. */
+static int merge_halves(const json *c, size_t index, const char *half[2], size_t len[2],
+                        const char *where, err *e)
+{
+    if (cJSON_IsString(c)) {
+        const char *s = c->valuestring, *gap = strchr(s, ' ');
+        if (!gap || gap == s || !gap[1] || strchr(gap + 1, ' '))
+            return bad_merge(index, "is not two tokens with one space between", where, e);
+        half[0] = s;
+        len[0] = (size_t)(gap - s);
+        half[1] = gap + 1;
+        len[1] = strlen(gap + 1);
+        return 0;
+    }
+    const json *a = cJSON_IsArray(c) ? c->child : NULL, *b = a ? a->next : NULL;
+    if (!cJSON_IsString(a) || !cJSON_IsString(b) || b->next)
+        return bad_merge(index, "is not a pair of strings", where, e);
+    half[0] = a->valuestring;
+    len[0] = strlen(half[0]);
+    half[1] = b->valuestring;
+    len[1] = strlen(half[1]);
+    return 0;
+}
+
+static int add_merge(tok_model *m, bpe *b, const json *c, size_t index, buf *joined,
+                     const char *where, err *e)
+{
+    const char *half[2] = {0};
+    size_t len[2] = {0}, skip = b->prefix ? strlen(b->prefix) : 0;
+    int32_t id[2];
+    int rc = merge_halves(c, index, half, len, where, e);
+    if (rc < 0) return rc;
+    for (int k = 0; k < 2; k++) {
+        id[k] = tok__vocab_find(&m->vocab, half[k], len[k]);
+        if (id[k] < 0)
+            return err_set(e, ERR_FORMAT,
+                           "%s: merges[%zu] joins '%.*s', which is not in the vocabulary", where,
+                           index, (int)(len[k] < 80 ? len[k] : 80), half[k]);
+    }
+    if (skip > len[1]) skip = len[1];
+    buf_clear(joined);
+    buf_add(joined, half[0], len[0]);
+    buf_add(joined, half[1] + skip, len[1] - skip);
+    int32_t to = tok__vocab_find(&m->vocab, joined->data, joined->len);
+    if (to < 0)
+        return err_set(e, ERR_FORMAT,
+                       "%s: merges[%zu] makes '%.80s', which is not in the vocabulary", where,
+                       index, joined->data);
+    pair_slot *p = pair_find(b, id[0], id[1]);
+    p->key = (uint64_t)(uint32_t)id[0] << 32 | (uint32_t)id[1];
+    p->rank = (uint32_t)index;
+    p->id = (uint32_t)to;
+    return 0;
+}
+
+static int load_merges(tok_model *m, bpe *b, const json *j, const char *where, err *e)
+{
+    const json *list = json_get(j, "merges");
+    size_t n = 0, slots = 64, i = 0;
+    int rc = 0;
+    buf joined = {0};
+    if (!cJSON_IsArray(list))
+        return err_set(e, ERR_MISSING,
+                       "%s: model BPE needs the array 'merges'; convert the tokenizer again",
+                       where);
+    for (const json *c = list->child; c; c = c->next)
+        n++;
+    while (slots < n * 2)
+        slots *= 2;
+    b->pair = xmalloc(slots * sizeof *b->pair);
+    memset(b->pair, 0xff, slots * sizeof *b->pair);
+    b->mask = slots - 1;
+    for (const json *c = list->child; c && rc >= 0; c = c->next)
+        rc = add_merge(m, b, c, i++, &joined, where, e);
+    buf_free(&joined);
+    return rc;
+}
+
+static int load_flags(tok_model *m, bpe *b, const json *j, const char *where, err *e)
+{
+    const char *unk = NULL, *prefix = NULL, *suffix = NULL;
+    double dropout = 0;
+    int rc;
+    TRY(json_get_bool(j, "byte_fallback", &b->byte_fallback, where, e));
+    TRY(json_get_bool(j, "fuse_unk", &b->fuse_unk, where, e));
+    TRY(json_get_bool(j, "ignore_merges", &b->ignore_merges, where, e));
+    TRY(json_get_f64(j, "dropout", &dropout, where, e));
+    TRY(json_get_str(j, "unk_token", &unk, where, e));
+    TRY(json_get_str(j, "continuing_subword_prefix", &prefix, where, e));
+    TRY(json_get_str(j, "end_of_word_suffix", &suffix, where, e));
+    if (dropout != 0)
+        return err_set(e, ERR_UNSUPPORTED,
+                       "%s: BPE dropout %g makes ids random; set 'dropout' to null", where,
+                       dropout);
+    if (prefix && *prefix) b->prefix = xstrdup(prefix);
+    if (suffix && *suffix) b->suffix = xstrdup(suffix);
+    b->unk = unk ? tok__vocab_find(&m->vocab, unk, strlen(unk)) : -1;
+    if (unk && b->unk < 0)
+        return err_set(e, ERR_FORMAT, "%s: unk_token '%.60s' is not in the vocabulary", where, unk);
+    rc = 0;
+out:
+    return rc < 0 ? rc : 0;
+}
+
+static void fill_tables(const tok_model *m, bpe *b)
+{
+    for (uint32_t c = 0; c < N_CHARS; c++) {
+        char u[2] = {(char)c, 0};
+        if (c >= 0x80) {
+            u[0] = (char)(0xC0 | c >> 6);
+            u[1] = (char)(0x80 | (c & 0x3F));
+        }
+        b->char_id[c] = tok__vocab_find(&m->vocab, u, c < 0x80 ? 1 : 2);
+    }
+    for (int i = 0; i < 256; i++) {
+        char name[8];
+        snprintf(name, sizeof name, "<0x%02X>", i);
+        b->byte_id[i] = tok__vocab_find(&m->vocab, name, 6);
+    }
+}
+
+static int bpe_load(tok_model *m, const json *j, const char *where, err *e)
+{
+    bpe *b = m->state = xcalloc(1, sizeof *b);
+    int rc = load_vocab(m, j, where, e);
+    if (rc >= 0) rc = load_flags(m, b, j, where, e);
+    if (rc >= 0) rc = load_merges(m, b, j, where, e);
+    if (rc >= 0) fill_tables(m, b);
+    return rc;
+}
+
+static void bpe_drop(tok_model *m)
+{
+    bpe *b = m->state;
+    if (!b) return;
+    free(b->pair);
+    free(b->prefix);
+    free(b->suffix);
+    free(b);
+}
+
+/* ---- symbols of a word ------------------------------------------------------------------------
+ */
+
+typedef struct symbols {
+    symbol *v;
+    size_t n;
+    bool pending_unk;
+} symbols;
+
+static void add_symbol(symbols *y, int32_t id)
+{
+    y->v[y->n++] = (symbol){.id = id, .rank = NO_RANK};
+}
+
+static void add_unknown(const bpe *b, symbols *y, const char *p, size_t k)
+{
+    bool all = b->byte_fallback;
+    for (size_t i = 0; i < k && all; i++)
+        all = b->byte_id[(unsigned char)p[i]] >= 0;
+    if (all) {
+        for (size_t i = 0; i < k; i++)
+            add_symbol(y, b->byte_id[(unsigned char)p[i]]);
+    } else if (b->unk >= 0) {
+        if (y->pending_unk && !b->fuse_unk) add_symbol(y, b->unk);
+        y->pending_unk = true;
+    }
+}
+
+/* Character [i, i+k) of a word with the affixes that some models write into their vocabulary. */
+static int32_t affixed(const tok_model *m, const bpe *b, const char *s, size_t n, size_t i,
+                       size_t k, buf *tmp)
+{
+    buf_clear(tmp);
+    if (i > 0 && b->prefix) buf_puts(tmp, b->prefix);
+    buf_add(tmp, s + i, k);
+    if (i + k == n && b->suffix) buf_puts(tmp, b->suffix);
+    return tok__vocab_find(&m->vocab, tmp->data, tmp->len);
+}
+
+static void cut(const tok_model *m, const bpe *b, const char *s, size_t n, symbols *y)
+{
+    buf tmp = {0};
+    for (size_t i = 0; i < n;) {
+        uint32_t cp;
+        size_t k = (size_t)tok__cp(s + i, n - i, &cp);
+        int32_t id = b->prefix || b->suffix ? affixed(m, b, s, n, i, k, &tmp)
+                     : cp < N_CHARS         ? b->char_id[cp]
+                                            : tok__vocab_find(&m->vocab, s + i, k);
+        if (id < 0) {
+            if (tmp.len)
+                add_unknown(b, y, tmp.data, tmp.len);
+            else
+                add_unknown(b, y, s + i, k);
+        } else {
+            if (y->pending_unk) add_symbol(y, b->unk);
+            y->pending_unk = false;
+            add_symbol(y, id);
+        }
+        i += k;
+    }
+    if (y->pending_unk) add_symbol(y, b->unk);
+    buf_free(&tmp);
+}
+
+/* ---- merging ----------------------------------------------------------------------------------
+ */
+
+static void merge_short(const bpe *b, symbol *v, size_t n, ids *out)
+{
+    int32_t to[SHORT + 1] = {0};
+    for (size_t i = 0; i + 1 < n; i++)
+        v[i].rank = pair_rank(b, v[i].id, v[i + 1].id, &to[i]);
+    while (n > 1) {
+        size_t best = 0;
+        for (size_t i = 1; i + 1 < n; i++)
+            if (v[i].rank < v[best].rank) best = i;
+        if (v[best].rank == NO_RANK) break;
+        v[best].id = to[best];
+        memmove(v + best + 1, v + best + 2, (n - best - 2) * sizeof *v);
+        memmove(to + best + 1, to + best + 2, (n - best - 2) * sizeof *to);
+        n--;
+        v[best].rank = best + 1 < n ? pair_rank(b, v[best].id, v[best + 1].id, &to[best]) : NO_RANK;
+        if (best) v[best - 1].rank = pair_rank(b, v[best - 1].id, v[best].id, &to[best - 1]);
+    }
+    for (size_t i = 0; i < n; i++)
+        ids_push(out, v[i].id);
+}
+
+/* Heap of rank << 32 | position, smallest first. */
+static void sift_down(uint64_t *h, size_t n, size_t i)
+{
+    uint64_t x = h[i];
+    for (size_t c; (c = 2 * i + 1) < n; i = c) {
+        if (c + 1 < n && h[c + 1] < h[c]) c++;
+        if (h[c] >= x) break;
+        h[i] = h[c];
+    }
+    h[i] = x;
+}
+
+static void heap_push(uint64_t *h, size_t *n, uint64_t x)
+{
+    size_t i = (*n)++;
+    while (i && h[(i - 1) / 2] > x) {
+        h[i] = h[(i - 1) / 2];
+        i = (i - 1) / 2;
+    }
+    h[i] = x;
+}
+
+/* Looks the pair at i up anew; pushes it if it has a merge. */
+static void renew_pair(const bpe *b, symbol *v, int32_t i, uint64_t *h, size_t *n_heap)
+{
+    int32_t unused;
+    symbol *s = &v[i];
+    s->rank = s->next < 0 ? NO_RANK : pair_rank(b, s->id, v[s->next].id, &unused);
+    if (s->rank != NO_RANK) heap_push(h, n_heap, (uint64_t)s->rank << 32 | (uint32_t)i);
+}
+
+/* Every merge removes a symbol and pushes at most two entries: h holds 3n. */
+static void merge_long(const bpe *b, symbol *v, size_t n, uint64_t *h, ids *out)
+{
+    size_t n_heap = 0;
+    for (size_t i = 0; i < n; i++) {
+        int32_t unused;
+        v[i].prev = (int32_t)i - 1;
+        v[i].next = i + 1 < n ? (int32_t)i + 1 : -1;
+        v[i].rank = i + 1 < n ? pair_rank(b, v[i].id, v[i + 1].id, &unused) : NO_RANK;
+        if (v[i].rank != NO_RANK) h[n_heap++] = (uint64_t)v[i].rank << 32 | i;
+    }
+    for (size_t i = n_heap / 2; i-- > 0;)
+        sift_down(h, n_heap, i);
+    while (n_heap) {
+        uint64_t top = h[0];
+        h[0] = h[--n_heap];
+        if (n_heap) sift_down(h, n_heap, 0);
+        int32_t i = (int32_t)(uint32_t)top, id = 0;
+        symbol *s = &v[i];
+        if (s->id < 0 || s->rank != (uint32_t)(top >> 32)) continue;
+        symbol *r = &v[s->next];
+        if (pair_rank(b, s->id, r->id, &id) == NO_RANK) continue;
+        s->id = id;
+        s->next = r->next;
+        r->id = -1;
+        if (r->next >= 0) v[r->next].prev = i;
+        renew_pair(b, v, i, h, &n_heap);
+        if (s->prev >= 0) renew_pair(b, v, s->prev, h, &n_heap);
+    }
+    for (int32_t i = n ? 0 : -1; i >= 0; i = v[i].next)
+        ids_push(out, v[i].id);
+}
+
+static int need_memory(tok_work *w, size_t bytes, err *e)
+{
+    if (w->model_mem_bytes >= bytes) return 0;
+    mem_free(w->model_mem);
+    w->model_mem = NULL;
+    w->model_mem_bytes = 0;
+    int rc = mem_alloc(&w->model_mem, bytes, e);
+    if (rc == 0) w->model_mem_bytes = bytes;
+    return rc;
+}
+
+static int encode_word(const tok_model *m, tok_work *w, const char *s, size_t n, ids *out, err *e)
+{
+    const bpe *b = m->state;
+    symbol few[SHORT + 1];
+    symbols y = {.v = few};
+    size_t widest =
+        n + 1 + (b->prefix ? n * strlen(b->prefix) : 0) + (b->suffix ? strlen(b->suffix) : 0);
+    if (widest > SHORT) {
+        int rc = need_memory(w, widest * (sizeof(symbol) + 3 * sizeof(uint64_t)), e);
+        if (rc < 0) return rc;
+        y.v = w->model_mem;
+    }
+    cut(m, b, s, n, &y);
+    if (y.n <= SHORT)
+        merge_short(b, y.v, y.n, out);
+    else
+        merge_long(b, y.v, y.n, (uint64_t *)(void *)(y.v + widest), out);
+    return 0;
+}
+
+static int bpe_encode(const tok_model *m, tok_work *w, const char *s, size_t n, ids *out, err *e)
+{
+    const bpe *b = m->state;
+    size_t known, at = out->n;
+    if (b->ignore_merges) {
+        int32_t id = tok__vocab_find(&m->vocab, s, n);
+        if (id >= 0) {
+            ids_push(out, id);
+            return 0;
+        }
+    }
+    if (n > CACHED) return encode_word(m, w, s, n, out, e);
+    uint64_t h = tok__hash(s, n);
+    const int32_t *v = tok__cache_get(w->cache, s, n, h, &known);
+    if (v) {
+        for (size_t i = 0; i < known; i++)
+            ids_push(out, v[i]);
+        return 0;
+    }
+    int rc = encode_word(m, w, s, n, out, e);
+    if (rc == 0) tok__cache_put(w->cache, s, n, h, out->v + at, out->n - at);
+    return rc;
+}
+
+const tok_model_kind tok__bpe_kind = {"BPE", bpe_load, bpe_encode, bpe_drop};

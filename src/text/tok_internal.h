@@ -1,0 +1,200 @@
+/* Private to text/tok_*.c: the stages of a tokenizer and the memory that one encoding works in.
+ *
+ * encode:  text -> added tokens found -> normalizer -> added tokens found -> pre-tokenizer
+ *          -> model (BPE) -> post-processor
+ * decode:  ids -> token strings -> decoder -> text
+ *
+ * A stage is one object of tokenizer.json with a "type". Each family (normalizers, pre-tokenizers,
+ * decoders, post-processors) is a const table of stage_kind rows; a new type is one more row. */
+#ifndef TEXT_TOK_INTERNAL_H
+#define TEXT_TOK_INTERNAL_H
+#include "base/json.h"
+#include "text/tokenizer.h"
+
+/* Texts above this are refused, so that 32-bit offsets hold after the widest rewriting (x3). */
+#define TOK_MAX_TEXT_BYTES ((size_t)1 << 29)
+/* Ids above this are refused: a table by id must not be sized by one wild number. */
+#define TOK_MAX_ID          ((int64_t)1 << 24)
+#define TOK_MAX_STAGE_DEPTH 16
+
+/* ---- vocabulary: string <-> id ------------------------------------------------------------- */
+typedef struct tok_vocab {
+    buf blob;      /* every string, NUL after each */
+    uint32_t *off; /* by id; UINT32_MAX = id not used */
+    uint32_t *len;
+    size_t n, cap;  /* highest id + 1 */
+    uint64_t *slot; /* open addressing: hash high half << 32 | id + 1; 0 = free */
+    size_t mask, used;
+} tok_vocab;
+void tok__vocab_reserve(tok_vocab *v, size_t strings);
+/* A string that is there already gets the new id; an id that is there already is an error. */
+int tok__vocab_add(tok_vocab *v, const char *s, size_t n, int64_t id, const char *where, err *e);
+int32_t tok__vocab_find(const tok_vocab *v, const char *s, size_t n);
+const char *tok__vocab_name(const tok_vocab *v, int32_t id, size_t *n); /* NULL if none */
+void tok__vocab_drop(tok_vocab *v);
+uint64_t tok__hash(const void *p, size_t n);
+
+/* ---- regular expressions (PCRE2, JIT) ------------------------------------------------------ */
+typedef struct tok_regex tok_regex;
+typedef struct tok_match tok_match; /* what one thread needs to match */
+int tok__regex_open(tok_regex **out, const char *pattern, size_t n, const char *where, err *e);
+int tok__regex_literal(tok_regex **out, const char *text, size_t n, const char *where, err *e);
+void tok__regex_close(tok_regex *r);
+tok_match *tok__match_make(void);
+void tok__match_drop(tok_match *m);
+/* First match in s[from, n): 1 and its borders, 0 none, negative error. s is valid UTF-8. */
+int tok__regex_next(const tok_regex *r, tok_match *m, const char *s, size_t n, size_t from,
+                    size_t *lo, size_t *hi, err *e);
+
+/* ---- character classes as Rust has them ---------------------------------------------------- */
+bool tok__is_space(uint32_t cp);   /* White_Space */
+bool tok__is_word(uint32_t cp);    /* \w of the regex crate */
+bool tok__is_numeric(uint32_t cp); /* Nd Nl No */
+bool tok__is_punct(uint32_t cp);   /* ASCII punctuation or P* */
+/* Decodes at s (valid UTF-8): never 0 bytes for n > 0. */
+int tok__cp(const char *s, size_t n, uint32_t *cp);
+int tok__cp_before(const char *s, size_t n, uint32_t *cp); /* the last one of s[0, n) */
+
+/* ---- working memory ------------------------------------------------------------------------ */
+typedef struct tok_span {
+    uint32_t off, len;
+} tok_span;
+
+typedef struct tok_spans {
+    tok_span *v;
+    size_t n, cap;
+} tok_spans;
+void tok__span_push(tok_spans *l, size_t off, size_t len);
+
+typedef struct tok_cache tok_cache; /* word -> ids, of one model */
+
+typedef struct tok_work {
+    struct tok_work *next;  /* free list of the tokenizer */
+    buf text, other;        /* text of the piece in hand; the one being written */
+    tok_spans sp, sp_other; /* its words */
+    tok_spans seg;          /* matches of one word, `len` with the top bit for "is a match" */
+    bool at_start;          /* the piece begins where the whole text begins */
+    tok_match *match;
+    tok_cache *cache;
+    void *model_mem; /* symbols and heap of long words */
+    size_t model_mem_bytes;
+    ids out;
+} tok_work;
+
+/* ---- stages -------------------------------------------------------------------------------- */
+typedef struct tok_strings { /* list of byte strings for decoders */
+    buf bytes;
+    tok_spans sp;
+    bool raw_bytes; /* streaming: byte tokens stay bytes */
+} tok_strings;
+
+typedef struct tok_stage tok_stage;
+typedef struct tok_family tok_family;
+typedef struct tok_stage_kind {
+    const char *type;
+    int (*load)(tok_stage *s, const json *j, const char *where, err *e); /* may be NULL */
+    /* the one of its family; post-processors need none: load fills before and after */
+    int (*normalize)(const tok_stage *s, tok_work *w, err *e); /* rewrites w->text */
+    int (*split)(const tok_stage *s, tok_work *w, err *e);     /* rewrites w->sp and w->text */
+    void (*decode)(const tok_stage *s, tok_strings *l);        /* rewrites the list */
+} tok_stage_kind;
+
+struct tok_family {
+    const char *name;     /* "pre-tokenizer", for messages */
+    const char *list_key; /* "pretokenizers": children of Sequence */
+    const tok_stage_kind *kinds;
+    size_t n;
+};
+extern const tok_family tok__normalizers, tok__pretokenizers, tok__decoders, tok__postprocessors;
+
+enum { TOK_ISOLATED, TOK_REMOVED, TOK_MERGED_PREVIOUS, TOK_MERGED_NEXT, TOK_CONTIGUOUS };
+
+struct tok_stage {
+    const tok_stage_kind *kind;
+    tok_stage *child; /* of Sequence */
+    size_t n_child;
+    tok_regex *re;
+    char *text, *content; /* pattern or replaced character; what it becomes */
+    int behavior;         /* TOK_ISOLATED … */
+    bool invert, prefix_space, use_regex, individual, left, right, split;
+    int prepend;         /* Metaspace: 0 never, 1 first, 2 always */
+    int64_t start, stop; /* decoder Strip */
+    ids before, after;   /* TemplateProcessing: ids around the sequence */
+};
+/* j null or absent: *out = NULL. */
+int tok__stage_open(tok_stage **out, const json *j, const tok_family *f, const char *where, err *e);
+void tok__stage_close(tok_stage *s);
+int tok__load_children(tok_stage *s, const json *j, const tok_family *f, const char *where, err *e);
+/* A required or defaulted string of a stage; *out is a copy. */
+int tok__load_text(char **out, const json *j, const char *key, const char *fallback,
+                   const char *where, err *e);
+int tok__load_pattern(tok_stage *s, const json *j, const char *where, err *e);
+
+void tok__bytelevel_init(void);
+extern char tok__byte_char[256][2]; /* UTF-8 of the character that stands for a byte … */
+extern uint8_t tok__byte_char_len[256];
+/* … and back; -1 if cp stands for no byte */
+int tok__char_byte(uint32_t cp);
+extern const char tok__gpt2_pattern[];
+
+/* ---- model --------------------------------------------------------------------------------- */
+typedef struct tok_model tok_model;
+typedef struct tok_model_kind {
+    const char *type;
+    int (*load)(tok_model *m, const json *j, const char *where, err *e);
+    int (*encode)(const tok_model *m, tok_work *w, const char *s, size_t n, ids *out, err *e);
+    void (*drop)(tok_model *m);
+} tok_model_kind;
+struct tok_model {
+    const tok_model_kind *kind;
+    tok_vocab vocab;
+    void *state;
+};
+extern const tok_model_kind tok__bpe_kind;
+tok_cache *tok__cache_make(void);
+void tok__cache_drop(tok_cache *c);
+/* Ids of a word seen before (count in *n), or NULL. */
+const int32_t *tok__cache_get(const tok_cache *c, const char *s, size_t len, uint64_t hash,
+                              size_t *n);
+void tok__cache_put(tok_cache *c, const char *s, size_t len, uint64_t hash, const int32_t *v,
+                    size_t n);
+
+/* ---- added tokens -------------------------------------------------------------------------- */
+typedef struct tok_added {
+    char *content;
+    size_t len;
+    int32_t id;
+    bool special, normalized, lstrip, rstrip, single_word;
+} tok_added;
+typedef struct tok_trie tok_trie;
+tok_trie *tok__trie_make(void);
+void tok__trie_drop(tok_trie *t);
+void tok__trie_add(tok_trie *t, const char *s, size_t n, int32_t value);
+bool tok__trie_empty(const tok_trie *t);
+/* Leftmost, then longest; false if none at or after from. */
+bool tok__trie_find(const tok_trie *t, const char *s, size_t n, size_t from, size_t *lo, size_t *hi,
+                    int32_t *value);
+
+struct tokenizer {
+    char *where;
+    tok_model model;
+    tok_stage *norm, *pre, *dec, *post;
+    tok_added *added;
+    size_t n_added, cap_added;
+    int32_t *added_by_id; /* index into added, -1 = none; n_ids entries */
+    size_t n_ids;
+    tok_vocab added_names; /* content -> index in added */
+    tok_trie *raw, *normalized;
+    int32_t bos, eos;
+    char *bos_text, *eos_text;
+    bool force_bos, force_eos, drop_bos;
+    struct tok_pool *pool;
+};
+const tok_added *tok__added(const tokenizer *t, int32_t id);
+/* String of a token as the vocabulary has it, NULL if the id has none. */
+const char *tok__name(const tokenizer *t, int32_t id, size_t *n);
+/* encode without the post-processor's ids; w is a work of this tokenizer */
+int tok__config_load(tokenizer *t, const json *config, err *e);
+int tok__added_load(tokenizer *t, const json *root, const json *config, err *e);
+int tok__added_index(tokenizer *t, err *e);
+#endif

@@ -1,0 +1,148 @@
+/* Regular expressions of pre-tokenizers, by PCRE2 with its JIT.
+ *
+ * The Hugging Face library matches with Oniguruma. Where the two differ on the patterns in use, the
+ * pattern is rewritten before it is compiled: \s and \S become the White_Space set written out
+ * (PCRE2 counts U+180E as space, Oniguruma does not), and \h, a hexadecimal digit there, is spelt
+ * out. Subjects are valid UTF-8, so that matching skips PCRE2's own check. Back-tracking is bounded
+ * by MATCH_LIMIT: a pattern that explodes ends with an error, not with a hang. */
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+#include <stdlib.h>
+#include <string.h>
+#include "text/tok_internal.h"
+
+#define MATCH_LIMIT 500000000u
+#define SPACES                                                                                     \
+    "\\x09-\\x0d\\x20\\x85\\xa0\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}"            \
+    "\\x{205f}\\x{3000}"
+
+struct tok_regex {
+    pcre2_code *code;
+    bool jit;
+};
+
+struct tok_match {
+    pcre2_match_data *data;
+    pcre2_match_context *context;
+    pcre2_jit_stack *stack;
+};
+
+/* Copies the pattern with \s, \S and \h spelt out; *simple tells whether [..\S..] was left. */
+static void translate(buf *out, const char *p, size_t n)
+{
+    int depth = 0; /* inside [...] */
+    for (size_t i = 0; i < n; i++) {
+        if (p[i] == '\\' && i + 1 < n) {
+            char c = p[++i];
+            if (c == 's') {
+                buf_puts(out, depth ? SPACES : "[" SPACES "]");
+            } else if (c == 'S' && !depth) {
+                buf_puts(out, "[^" SPACES "]");
+            } else if (c == 'h') {
+                buf_puts(out, depth ? "0-9a-fA-F" : "[0-9a-fA-F]");
+            } else {
+                buf_putc(out, '\\');
+                buf_putc(out, c);
+            }
+            continue;
+        }
+        if (p[i] == '[') {
+            if (!depth) {
+                depth = 1;
+                buf_putc(out, '[');
+                if (i + 1 < n && p[i + 1] == '^') buf_putc(out, p[++i]);
+                if (i + 1 < n && p[i + 1] == ']') buf_putc(out, p[++i]);
+                continue;
+            }
+        } else if (p[i] == ']' && depth) {
+            depth = 0;
+        }
+        buf_putc(out, p[i]);
+    }
+}
+
+static int compile(tok_regex **out, const char *p, size_t n, uint32_t extra, const char *where,
+                   err *e)
+{
+    int code = 0;
+    PCRE2_SIZE at = 0;
+    uint32_t flags = PCRE2_UTF | extra;
+    pcre2_code *c = pcre2_compile((PCRE2_SPTR)p, n, flags, &code, &at, NULL);
+    if (!c) {
+        PCRE2_UCHAR text[160];
+        pcre2_get_error_message(code, text, sizeof text);
+        return err_set(e, ERR_FORMAT, "%s: regular expression '%.200s' fails at byte %zu: %s",
+                       where, p, (size_t)at, (const char *)text);
+    }
+    tok_regex *r = xcalloc(1, sizeof *r);
+    r->code = c;
+    r->jit = pcre2_jit_compile(c, PCRE2_JIT_COMPLETE) == 0;
+    *out = r;
+    return 0;
+}
+
+int tok__regex_open(tok_regex **out, const char *pattern, size_t n, const char *where, err *e)
+{
+    buf b = {0};
+    *out = NULL;
+    buf_puts(&b, "");
+    translate(&b, pattern, n);
+    int rc = compile(out, b.data, b.len, PCRE2_UCP, where, e);
+    buf_free(&b);
+    return rc;
+}
+
+int tok__regex_literal(tok_regex **out, const char *text, size_t n, const char *where, err *e)
+{
+    *out = NULL;
+    return compile(out, text, n, PCRE2_LITERAL, where, e);
+}
+
+void tok__regex_close(tok_regex *r)
+{
+    if (!r) return;
+    pcre2_code_free(r->code);
+    free(r);
+}
+
+tok_match *tok__match_make(void)
+{
+    tok_match *m = xcalloc(1, sizeof *m);
+    m->data = pcre2_match_data_create(1, NULL);
+    m->context = pcre2_match_context_create(NULL);
+    m->stack = pcre2_jit_stack_create(32 << 10, 4 << 20, NULL);
+    pcre2_set_match_limit(m->context, MATCH_LIMIT);
+    pcre2_jit_stack_assign(m->context, NULL, m->stack);
+    return m;
+}
+
+void tok__match_drop(tok_match *m)
+{
+    if (!m) return;
+    pcre2_match_data_free(m->data);
+    pcre2_match_context_free(m->context);
+    pcre2_jit_stack_free(m->stack);
+    free(m);
+}
+
+int tok__regex_next(const tok_regex *r, tok_match *m, const char *s, size_t n, size_t from,
+                    size_t *lo, size_t *hi, err *e)
+{
+    PCRE2_SPTR p = (PCRE2_SPTR)s;
+    int rc = r->jit ? pcre2_jit_match(r->code, p, n, from, PCRE2_NO_UTF_CHECK, m->data, m->context)
+                    : pcre2_match(r->code, p, n, from, PCRE2_NO_UTF_CHECK, m->data, m->context);
+    if (rc == PCRE2_ERROR_JIT_STACKLIMIT) /* the interpreter keeps its frames on the heap */
+        rc = pcre2_match(r->code, p, n, from, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, m->data,
+                         m->context);
+    if (rc == PCRE2_ERROR_NOMATCH) return 0;
+    if (rc < 0) {
+        PCRE2_UCHAR text[160];
+        pcre2_get_error_message(rc, text, sizeof text);
+        return err_set(e, ERR_LIMIT, "tokenizer: the pre-tokenizer's pattern gave up: %s",
+                       (const char *)text);
+    }
+    PCRE2_SIZE *v = pcre2_get_ovector_pointer(m->data);
+    *lo = v[0];
+    *hi = v[1] < v[0] ? v[0] : v[1]; /* \K may put the start behind the end */
+    return 1;
+}
