@@ -33,6 +33,8 @@ void eval__air_free(air *a)
 void eval__shot_free(shot *s)
 {
     ids_free(&s->prompt);
+    ids_free(&s->alts);
+    free(s->alt_logprob);
     buf_free(&s->text);
 }
 
@@ -46,6 +48,23 @@ static void take_logprobs(shot *s, const engine_event *ev)
         s->logprob += (double)ev->logprobs[i].logprob;
         s->n_scored++;
     }
+}
+
+/* The last row of the prompt scores every alternative: ln softmax over the whole vocabulary. */
+static void take_logits(shot *s, const engine_event *ev)
+{
+    int64_t row = (int64_t)s->prompt.n - 1 - ev->pos;
+    if (row < 0 || row >= ev->n || s->n_scored) return;
+    const float *x = ev->logits + row * ev->vocab;
+    double max = -INFINITY, sum = 0;
+    for (int64_t i = 0; i < ev->vocab; i++)
+        max = (double)x[i] > max ? (double)x[i] : max;
+    for (int64_t i = 0; i < ev->vocab; i++)
+        sum += exp((double)x[i] - max);
+    for (size_t k = 0; k < s->alts.n; k++)
+        s->alt_logprob[k] =
+            s->alts.v[k] < ev->vocab ? (double)x[s->alts.v[k]] - max - log(sum) : -INFINITY;
+    s->n_scored = (int64_t)s->prompt.n - s->n_context;
 }
 
 static void land(shot *s, const engine_event *ev)
@@ -76,6 +95,7 @@ static void sink(void *arg, const engine_event *ev)
 {
     shot *s = arg;
     if (ev->kind == EV_PROMPT) take_logprobs(s, ev);
+    if (ev->kind == EV_LOGITS && s->alts.n) take_logits(s, ev);
     if ((ev->kind == EV_TOKEN || ev->kind == EV_DONE) && ev->text && !s->score)
         buf_add(&s->text, ev->text, ev->text_len);
     if (ev->kind == EV_DONE) land(s, ev);
@@ -92,7 +112,7 @@ int eval__air_submit(air *a, shot *s, err *e)
     p.n_prompt = (int64_t)s->prompt.n;
     p.sample.temperature = 0;
     p.max_tokens = s->score ? 0 : s->max_tokens;
-    p.want = s->score ? WANT_PROMPT_LOGPROBS : WANT_TOKENS;
+    p.want = s->alts.n ? WANT_LOGITS : s->score ? WANT_PROMPT_LOGPROBS : WANT_TOKENS;
     p.n_stops = s->n_stops < REQ_MAX_STOPS ? s->n_stops : REQ_MAX_STOPS;
     for (int i = 0; i < p.n_stops; i++)
         p.stops[i] = s->stops[i];

@@ -11,6 +11,8 @@ typedef struct shot {
     ids prompt;
     bool score; /* sum the log-likelihood of prompt positions >= n_context */
     int64_t n_context;
+    ids alts; /* instead: the log-likelihood of each of these as the next token */
+    double *alt_logprob;
     int64_t max_tokens; /* of a generated answer (score: 0) */
     const char *const *stops;
     int n_stops;
@@ -41,6 +43,8 @@ int eval__air_submit(air *a, shot *s, err *e);
 shot *eval__air_wait(air *a); /* NULL when nothing flies */
 void eval__shot_free(shot *s);
 
+struct task_item;
+
 /* ---- prompt.c: how a question is put, and where context ends ------------------------------------
  */
 typedef struct asker {
@@ -66,6 +70,12 @@ int eval__context_ids(const asker *a, const context *c, ids *out, err *e);
 /* Context + continuation as ids; out->n_context tokens are context. where: "file:line". */
 int eval__pair(const asker *a, const context *c, const char *continuation, const char *where,
                shot *out, err *e);
+/* Shots of one item for n continuations of one context: n scored pairs, or, where every
+ * continuation is one token after the same context, a single pass whose last row scores them all.
+ */
+int eval__options(const asker *a, const context *c, const char *const *continuations, int n,
+                  const char *where, struct task_item *it, err *e);
+double eval__option_logprob(const struct task_item *it, int k);
 /* " " or "": a label follows the context after a space unless the context ends in white space. */
 const char *eval__label_gap(const context *c);
 
@@ -76,7 +86,7 @@ typedef struct task_item {
     json *j;
     int64_t line;
     shot *shots;
-    int n_shots, n_left;
+    int n_shots, n_left, n_options;
     eval_item out;
 } task_item;
 typedef struct task_run {
@@ -99,8 +109,8 @@ typedef struct task_type {
     int (*ask)(task_run *r, task_item *it, const char *where, err *e);
     int (*grade)(task_run *r, task_item *it, err *e);
 } task_type;
-extern const task_type *const eval__task_types[];
-extern const int eval__n_task_types;
+extern const task_type *const eval__tasks[];
+extern const int eval__n_tasks;
 extern const task_type eval__generate, eval__choice, eval__code, eval__classify;
 /* Reads, checks and (with --limit) thins the items of a file. */
 int eval__load_items(task_run *r, const task_type **type, err *e);

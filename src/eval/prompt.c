@@ -198,3 +198,41 @@ out:
     ids_free(&all);
     return rc;
 }
+
+/* Is each shot the first one's context plus one token? */
+static bool one_token_each(const shot *s, int n)
+{
+    for (int k = 0; k < n; k++) {
+        if (s[k].n_context != s[0].n_context || (int64_t)s[k].prompt.n != s[k].n_context + 1)
+            return false;
+        if (memcmp(s[k].prompt.v, s[0].prompt.v, (size_t)s[0].n_context * sizeof *s[0].prompt.v))
+            return false;
+    }
+    return true;
+}
+
+int eval__options(const asker *a, const context *c, const char *const *continuations, int n,
+                  const char *where, task_item *it, err *e)
+{
+    shot *s = eval__item_shots(it, n);
+    it->n_options = n;
+    for (int k = 0; k < n; k++) {
+        int rc = eval__pair(a, c, continuations[k], where, &s[k], e);
+        if (rc < 0) return rc;
+    }
+    if (!one_token_each(s, n)) return 0;
+    for (int k = 0; k < n; k++)
+        ids_push(&s[0].alts, s[k].prompt.v[s[k].n_context]);
+    s[0].alt_logprob = xcalloc((size_t)n, sizeof *s[0].alt_logprob);
+    s[0].prompt.n--;
+    s[0].n_context = (int64_t)s[0].prompt.n - 1;
+    for (int k = 1; k < n; k++)
+        eval__shot_free(&s[k]);
+    it->n_shots = it->n_left = 1;
+    return 0;
+}
+
+double eval__option_logprob(const task_item *it, int k)
+{
+    return it->n_shots == 1 ? it->shots[0].alt_logprob[k] : it->shots[k].logprob;
+}

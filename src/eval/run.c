@@ -108,7 +108,12 @@ static void keep_first_prompt(const task_run *r, eval_task_result *out)
 {
     buf text = {0};
     const shot *s = r->n && r->items[0].n_shots ? &r->items[0].shots[0] : NULL;
-    if (s) tokenizer_decode(r->ask.tok, s->prompt.v, s->prompt.n, false, &text);
+    ids all = {0};
+    for (size_t i = 0; s && i < s->prompt.n; i++)
+        ids_push(&all, s->prompt.v[i]);
+    if (s && s->alts.n) ids_push(&all, s->alts.v[0]); /* as it is scored: with the first option */
+    tokenizer_decode(r->ask.tok, all.v, all.n, false, &text);
+    ids_free(&all);
     size_t n = text.len < sizeof out->first_prompt - 1 ? text.len : sizeof out->first_prompt - 1;
     while (n && n < text.len && ((unsigned char)text.data[n] & 0xC0) == 0x80)
         n--;

@@ -113,17 +113,16 @@ static int choice_context(task_run *r, const task_item *it, const char *q, conte
 static int ask(task_run *r, task_item *it, const char *where, err *e)
 {
     const char *q;
+    const char *conts[TASK_MAX_CHOICES];
     context c = {0};
     int rc, k = 0;
     const json *choices = json_get(it->j, "choices");
     TRY(eval__need_str(it->j, "question", &q, where, e));
     TRY(choice_context(r, it, q, &c, e));
-    shot *s = eval__item_shots(it, cJSON_GetArraySize(choices));
-    for (const json *x = choices->child; x; x = x->next, k++) {
-        char *cont = by_text(r) ? arena_printf(r->mem, "%s%s", eval__label_gap(&c), x->valuestring)
-                                : arena_printf(r->mem, "%s%c", eval__label_gap(&c), 'A' + k);
-        TRY(eval__pair(&r->ask, &c, cont, where, &s[k], e));
-    }
+    for (const json *x = choices->child; x; x = x->next, k++)
+        conts[k] = by_text(r) ? arena_printf(r->mem, "%s%s", eval__label_gap(&c), x->valuestring)
+                              : arena_printf(r->mem, "%s%c", eval__label_gap(&c), 'A' + k);
+    TRY(eval__options(&r->ask, &c, conts, k, where, it, e));
     rc = 0;
 out:
     eval__context_free(&c);
@@ -137,8 +136,8 @@ static int grade_item(task_run *r, task_item *it, err *e)
     char where[512];
     const json *x = json_get(it->j, "choices")->child;
     snprintf(where, sizeof where, "%s:%lld", r->file, (long long)it->line);
-    for (int k = 0; k < it->n_shots; k++, x = x->next) {
-        double v = it->shots[k].logprob;
+    for (int k = 0; k < it->n_options; k++, x = x->next) {
+        double v = eval__option_logprob(it, k);
         if (by_text(r)) v /= (double)strlen(x->valuestring);
         if (!(v > -INFINITY)) continue; /* also NaN: a broken model chooses nothing */
         if (v > best) {
@@ -149,7 +148,7 @@ static int grade_item(task_run *r, task_item *it, err *e)
             second = v;
         }
     }
-    int rc = answer_index(it->j, it->n_shots, &right, where, e);
+    int rc = answer_index(it->j, it->n_options, &right, where, e);
     if (rc < 0) return rc;
     it->out.unparsed = win < 0;
     it->out.correct = win == right;

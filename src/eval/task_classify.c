@@ -110,17 +110,15 @@ static int begin(task_run *r, err *e)
 
 static int ask(task_run *r, task_item *it, const char *where, err *e)
 {
-    const char *text;
+    const char *text, *conts[2];
     context c = {0};
     int rc;
     TRY(eval__need_str(it->j, "text", &text, where, e));
     char *plain = arena_printf(r->mem, "%s\nAnswer:", text);
     TRY(eval__context(&r->ask, text, plain, &c, e));
-    shot *s = eval__item_shots(it, 2);
-    for (int k = 0; k < 2; k++) {
-        char *cont = arena_printf(r->mem, "%s%s", eval__label_gap(&c), r->labels[k]);
-        TRY(eval__pair(&r->ask, &c, cont, where, &s[k], e));
-    }
+    for (int k = 0; k < 2; k++)
+        conts[k] = arena_printf(r->mem, "%s%s", eval__label_gap(&c), r->labels[k]);
+    TRY(eval__options(&r->ask, &c, conts, 2, where, it, e));
     rc = 0;
 out:
     eval__context_free(&c);
@@ -130,7 +128,7 @@ out:
 static int grade_item(task_run *r, task_item *it, err *e)
 {
     (void)e;
-    double p = 1 / (1 + exp(it->shots[1].logprob - it->shots[0].logprob));
+    double p = 1 / (1 + exp(eval__option_logprob(it, 1) - eval__option_logprob(it, 0)));
     bool positive = p >= r->o->threshold;
     const char *label = json_get(it->j, "label")->valuestring;
     it->out.unparsed = isnan(p);

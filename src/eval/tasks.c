@@ -12,9 +12,9 @@
 #include "base/file.h"
 #include "eval/jsonl.h"
 
-const task_type *const eval__task_types[] = {&eval__choice, &eval__code, &eval__classify,
-                                             &eval__generate};
-const int eval__n_task_types = sizeof eval__task_types / sizeof *eval__task_types;
+const task_type *const eval__tasks[] = {&eval__choice, &eval__code, &eval__classify,
+                                        &eval__generate};
+const int eval__n_tasks = sizeof eval__tasks / sizeof *eval__tasks;
 
 bool eval__has(const json *item, const char *key)
 {
@@ -49,8 +49,8 @@ static int find_type(const task_run *r, const json *item, const char *where, con
                      err *e)
 {
     char found[256];
-    for (int i = 0; i < eval__n_task_types; i++) {
-        const task_type *t = eval__task_types[i];
+    for (int i = 0; i < eval__n_tasks; i++) {
+        const task_type *t = eval__tasks[i];
         if (r->o->task_type ? !strcmp(t->name, r->o->task_type) : t->detect(item)) {
             *out = t;
             return 0;

@@ -2,9 +2,10 @@
  * included by one .c of a program only.
  *
  * Tokenizer: longest match over 256 bytes and a few words, so that a word may span any boundary.
- * Model: the logits after token p are known in closed form (fake_logit), and an engine whose model is
- * named "...cand..." adds fake.eps * cos(i) to them. Greedy text comes from fake.answer(prompt text).
- * Each request runs in a thread of its own after a pseudo-random pause, in chunks of 5 positions. */
+ * Model: the logits after token p are known in closed form (fake_logit), and an engine whose model
+ * is named "...cand..." adds fake.eps * cos(i) to them. Greedy text comes from fake.answer(prompt
+ * text). Each request runs in a thread of its own after a pseudo-random pause, in chunks of 5
+ * positions. */
 #ifndef TESTS_FAKE_SCRIPTED_H
 #define TESTS_FAKE_SCRIPTED_H
 #include <pthread.h>
@@ -12,8 +13,15 @@
 #include "base/utf8.h"
 #include "engine/engine.h"
 
-static const char *const fake_words[] = {"<s>", "</s>", "Answer", ": C", " A", " B", " C", "#### ", "wer"};
-enum { FAKE_BOS = 256, FAKE_EOS = 257, FAKE_WORDS = 9, FAKE_SIZE = 256 + FAKE_WORDS, FAKE_VOCAB = 272 };
+static const char *const fake_words[] = {"<s>", "</s>", "Answer", ": C", " A",
+                                         " B",  " C",   "#### ",  "wer"};
+enum {
+    FAKE_BOS = 256,
+    FAKE_EOS = 257,
+    FAKE_WORDS = 9,
+    FAKE_SIZE = 256 + FAKE_WORDS,
+    FAKE_VOCAB = 272
+};
 #define FAKE_THREADS 4096
 
 struct engine {
@@ -47,7 +55,8 @@ void ids_push(ids *l, int32_t id)
     }
     l->v[l->n++] = id;
 }
-int tokenizer_encode(const tokenizer *t, const char *text, size_t n, bool add_special, ids *out, err *e)
+int tokenizer_encode(const tokenizer *t, const char *text, size_t n, bool add_special, ids *out,
+                     err *e)
 {
     (void)t, (void)e;
     if (add_special && fake.adds_bos) ids_push(out, FAKE_BOS);
@@ -141,7 +150,8 @@ int chat_render(const chat_template *t, const json *messages, const json *extra,
     if (gen) buf_puts(out, "A:\n");
     return 0;
 }
-int engine_chat_ids(const engine *en, const json *messages, const json *extra, bool gen, ids *out, err *e)
+int engine_chat_ids(const engine *en, const json *messages, const json *extra, bool gen, ids *out,
+                    err *e)
 {
     buf b = {0};
     int rc = chat_render(engine_chat(en), messages, extra, gen, "", "", &b, e);
@@ -174,6 +184,17 @@ typedef struct fake_job {
     uint64_t id;
 } fake_job;
 
+/* The scripted log-probability of token `next` after the first `at` tokens of the prompt. */
+static double fake_next(const fake_job *j, int64_t at, int32_t next)
+{
+    int32_t *p = xmalloc((size_t)(at + 1) * sizeof *p);
+    memcpy(p, j->prompt, (size_t)at * sizeof *p);
+    p[at] = next;
+    double v = fake.logprob(p, at, j->en->cand);
+    free(p);
+    return v;
+}
+
 static void fake_prompt_events(const fake_job *j)
 {
     token_logprob lp[5];
@@ -182,12 +203,14 @@ static void fake_prompt_events(const fake_job *j)
         int64_t n = j->p.n_prompt - pos < 5 ? j->p.n_prompt - pos : 5;
         engine_event ev = {.id = j->id, .pos = pos, .n = n, .vocab = FAKE_VOCAB};
         for (int64_t t = pos; t < pos + n; t++) {
-            double v = t == 0             ? 0
-                       : fake.logprob     ? fake.logprob(j->prompt, t, j->en->cand)
-                                          : -fake_nll(j->en->cand, j->prompt[t - 1], j->prompt[t]);
+            double v = t == 0         ? 0
+                       : fake.logprob ? fake.logprob(j->prompt, t, j->en->cand)
+                                      : -fake_nll(j->en->cand, j->prompt[t - 1], j->prompt[t]);
             lp[t - pos] = (token_logprob){.id = j->prompt[t], .logprob = (float)v, .none = t == 0};
             for (int64_t i = 0; i < FAKE_VOCAB; i++)
-                rows[(t - pos) * FAKE_VOCAB + i] = fake_logit(j->en->cand, j->prompt[t], i);
+                rows[(t - pos) * FAKE_VOCAB + i] = fake.logprob
+                                                       ? (float)fake_next(j, t + 1, (int32_t)i)
+                                                       : fake_logit(j->en->cand, j->prompt[t], i);
         }
         ev.kind = EV_PROMPT;
         ev.logprobs = lp;
@@ -209,7 +232,8 @@ static void *fake_run(void *arg)
     err failed = {.code = ERR_FAIL, .msg = "scripted failure"};
     struct timespec t = {0, fake.slow ? (long)(j->id * 7919 % 13) * 300000L : 0};
     nanosleep(&t, NULL);
-    engine_event done = {.kind = EV_DONE, .id = j->id, .reason = FINISH_LENGTH, .ttft_s = 0.01, .total_s = 0.1};
+    engine_event done = {
+        .kind = EV_DONE, .id = j->id, .reason = FINISH_LENGTH, .ttft_s = 0.01, .total_s = 0.1};
     fake_prompt_events(j);
     if (fake.fail_at && (int64_t)j->id == fake.fail_at) {
         done.reason = FINISH_ERROR;
@@ -222,7 +246,8 @@ static void *fake_run(void *arg)
         if ((int64_t)made.n > j->p.max_tokens) made.n = (size_t)j->p.max_tokens;
         text.len = 0;
         tokenizer_decode(NULL, made.v, made.n, true, &text);
-        engine_event first = {.kind = EV_TOKEN, .id = j->id, .n = 1, .text = text.data, .text_len = text.len / 2};
+        engine_event first = {
+            .kind = EV_TOKEN, .id = j->id, .n = 1, .text = text.data, .text_len = text.len / 2};
         j->p.sink(j->p.sink_arg, &first); /* half as a token, the rest at the end */
         done.text = text.data + text.len / 2;
         done.text_len = text.len - text.len / 2;
@@ -241,7 +266,7 @@ int engine_open(engine **out, const engine_opts *o, err *e)
     if (strstr(o->model, "broken")) return err_set(e, ERR_NOTFOUND, "%s: no such model", o->model);
     *out = xcalloc(1, sizeof **out);
     (*out)->cand = strstr(o->model, "cand") != NULL;
-    snprintf((*out)->model, sizeof (*out)->model, "%s", o->model);
+    snprintf((*out)->model, sizeof(*out)->model, "%s", o->model);
     fake.opens++;
     return 0;
 }
@@ -293,7 +318,9 @@ void engine_cancel(engine *en, uint64_t id)
 int engine_generate(engine *en, const req_params *p, gen_result *out, err *e)
 {
     (void)en, (void)e;
-    *out = (gen_result){.output_tokens = p->max_tokens, .ttft_s = 0.01, .total_s = 0.01 + 0.002 * (double)(p->max_tokens - 1)};
+    *out = (gen_result){.output_tokens = p->max_tokens,
+                        .ttft_s = 0.01,
+                        .total_s = 0.01 + 0.002 * (double)(p->max_tokens - 1)};
     return 0;
 }
 void gen_result_free(gen_result *r)
@@ -302,7 +329,8 @@ void gen_result_free(gen_result *r)
 }
 void engine_get_info(const engine *en, engine_info *out)
 {
-    *out = (engine_info){.vocab = FAKE_VOCAB, .max_len = fake.max_len, .max_running = 4, .weight_bytes = 1000};
+    *out = (engine_info){
+        .vocab = FAKE_VOCAB, .max_len = fake.max_len, .max_running = 4, .weight_bytes = 1000};
     snprintf(out->model, sizeof out->model, "%s", en->model);
     snprintf(out->spec, sizeof out->spec, "w:f32 a:f32 kv:f32");
     snprintf(out->kv_dtype, sizeof out->kv_dtype, "fp8_e4m3");

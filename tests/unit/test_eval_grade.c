@@ -27,8 +27,13 @@ static void test_numbers(void **state)
         {"72, in total, so yes", "72", true, false},
         {"\\$70,000", "70000", true, false},
         {"**-5**", "-5", true, false},
-        {"**-5**", "\xE2\x88\x92" "5", true, false},
-        {"the change is \xE2\x88\x92" "5 degrees", "-5", true, false},
+        {"**-5**",
+         "\xE2\x88\x92"
+         "5",
+         true, false},
+        {"the change is \xE2\x88\x92"
+         "5 degrees",
+         "-5", true, false},
         {"-$5", "-5", true, false},
         {"$-5", "-5", true, false},
         {"#### 29 dollars", "29", true, false},
@@ -43,7 +48,7 @@ static void test_numbers(void **state)
         {"1,234", "1", false, false},
         {"1,234", "234", false, false},
         {"1,234,567.50", "1234567.5", true, false},
-        {"12,34", "34", true, false},          /* no group of three: two numbers */
+        {"12,34", "34", true, false}, /* no group of three: two numbers */
         {"1,2345", "2345", true, false},
         {"0.5", "0.5", true, false},
         {".5", "0.5", true, false},
@@ -51,16 +56,16 @@ static void test_numbers(void **state)
         {"1/2 is 0.5.", "0.5", true, false},
         {"00029", "29", true, false},
         {"-0", "0", true, false},
-        {"10-5", "5", true, false},            /* not minus five */
+        {"10-5", "5", true, false}, /* not minus five */
         {"10-5", "-5", false, false},
         {"(-5)", "-5", true, false},
         {"29", "29.0", true, false},
         {"29.5", "29", false, false},
         {"#### 1,201", "2 + 3 = 5.\n#### 1201", true, false},
         {"25 * 4 = 100.\n#### 100\nQuestion", "#### 100", true, false},
-        {"#### 5\n#### 6", "5", true, false},  /* the first mark counts */
+        {"#### 5\n#### 6", "5", true, false}, /* the first mark counts */
         {"#### 5\n#### 6", "6", false, false},
-        {"7 apples\n####", "7", false, true},  /* a mark without a number is no answer */
+        {"7 apples\n####", "7", false, true}, /* a mark without a number is no answer */
         {"123456789012345678901234567890", "123456789012345678901234567891", false, false},
         {"\xE7\xAD\x94\xE6\xA1\x88\xE6\x98\xAF-5\xE3\x80\x82", "-5", true, false},
         {"14 + 27 = 41\xE3\x80\x82\n#### 41", "14 + 27 = 41\xE3\x80\x82\n#### 41", true, false},
@@ -77,7 +82,7 @@ static void test_words(void **state)
         {"paris", "Paris", false, false},
         {"", "Paris", false, true},
         {"I think\n#### Paris", "Paris", true, false},
-        {"12:30", "12:30", true, false},       /* two numbers are no number */
+        {"12:30", "12:30", true, false}, /* two numbers are no number */
         {"3 apples", "3 apples", true, false},
     };
     run(rows, sizeof rows / sizeof *rows);

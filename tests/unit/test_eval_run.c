@@ -55,30 +55,53 @@ static void test_hostile_files(void **state)
     } rows[] = {
         {"", ERR_FORMAT, {"task.jsonl", "empty"}},
         {"\n\n  \n", ERR_FORMAT, {"task.jsonl", "empty"}},
-        {"{\"question\": \"a\", \"answer\": \"1\"}\n{\"question\": \"a\", \n", ERR_FORMAT, {"task.jsonl:2", "JSON"}},
+        {"{\"question\": \"a\", \"answer\": \"1\"}\n{\"question\": \"a\", \n",
+         ERR_FORMAT,
+         {"task.jsonl:2", "JSON"}},
         {"\n\n{\"question\": \"a\"\n", ERR_FORMAT, {"task.jsonl:3", "JSON"}},
         {"[1, 2]\n", ERR_FORMAT, {"task.jsonl:1", "object"}},
         {"{\"question\": \"\xff\", \"answer\": \"1\"}\n", ERR_FORMAT, {"task.jsonl:1", "UTF-8"}},
         {"{\"foo\": 1, \"bar\": 2}\n", ERR_FORMAT, {"task.jsonl:1", "foo, bar"}},
         {"{}\n", ERR_FORMAT, {"task.jsonl:1", "no task type"}},
-        {"{\"question\": \"a\", \"answer\": \"1\"}\n{\"question\": \"b\"}\n", ERR_FORMAT, {"task.jsonl:2", "answer"}},
+        {"{\"question\": \"a\", \"answer\": \"1\"}\n{\"question\": \"b\"}\n",
+         ERR_FORMAT,
+         {"task.jsonl:2", "answer"}},
         {"{\"question\": \"a\", \"answer\": [1]}\n", ERR_FORMAT, {"task.jsonl:1", "answer"}},
         {"{\"question\": 7, \"answer\": \"1\"}\n", ERR_FORMAT, {"task.jsonl:1", "question"}},
-        {"{\"question\": \"a\", \"choices\": [], \"answer\": 0}\n", ERR_FORMAT, {"task.jsonl:1", "choices"}},
-        {"{\"question\": \"a\", \"choices\": [\"x\", \"\"], \"answer\": 0}\n", ERR_FORMAT, {"task.jsonl:1", "choices"}},
-        {"{\"question\": \"a\", \"choices\": [\"x\", \"y\"], \"answer\": 2}\n", ERR_FORMAT, {"task.jsonl:1", "0 to 1"}},
-        {"{\"question\": \"a\", \"choices\": [\"x\", \"y\"], \"answer\": -1}\n", ERR_FORMAT, {"task.jsonl:1", "answer"}},
-        {"{\"question\": \"a\", \"choices\": [\"x\", \"y\"], \"answer\": \"C\"}\n", ERR_FORMAT, {"task.jsonl:1", "A to B"}},
-        {"{\"question\": \"a\", \"choices\": [\"x\", \"y\"], \"answer\": 0.5}\n", ERR_FORMAT, {"task.jsonl:1", "answer"}},
-        {"{\"text\": \"a\", \"label\": \"yes\"}\n{\"text\": \"a\", \"label\": \"no\"}\n{\"text\": \"a\", \"label\": \"x\"}\n",
-         ERR_FORMAT, {"task.jsonl:3", "third label"}},
-        {"{\"text\": \"a\", \"label\": \"u\"}\n{\"text\": \"a\", \"label\": \"v\"}\n", ERR_FORMAT, {"task.jsonl", "--labels"}},
+        {"{\"question\": \"a\", \"choices\": [], \"answer\": 0}\n",
+         ERR_FORMAT,
+         {"task.jsonl:1", "choices"}},
+        {"{\"question\": \"a\", \"choices\": [\"x\", \"\"], \"answer\": 0}\n",
+         ERR_FORMAT,
+         {"task.jsonl:1", "choices"}},
+        {"{\"question\": \"a\", \"choices\": [\"x\", \"y\"], \"answer\": 2}\n",
+         ERR_FORMAT,
+         {"task.jsonl:1", "0 to 1"}},
+        {"{\"question\": \"a\", \"choices\": [\"x\", \"y\"], \"answer\": -1}\n",
+         ERR_FORMAT,
+         {"task.jsonl:1", "answer"}},
+        {"{\"question\": \"a\", \"choices\": [\"x\", \"y\"], \"answer\": \"C\"}\n",
+         ERR_FORMAT,
+         {"task.jsonl:1", "A to B"}},
+        {"{\"question\": \"a\", \"choices\": [\"x\", \"y\"], \"answer\": 0.5}\n",
+         ERR_FORMAT,
+         {"task.jsonl:1", "answer"}},
+        {"{\"text\": \"a\", \"label\": \"yes\"}\n{\"text\": \"a\", \"label\": \"no\"}\n{\"text\": "
+         "\"a\", \"label\": \"x\"}\n",
+         ERR_FORMAT,
+         {"task.jsonl:3", "third label"}},
+        {"{\"text\": \"a\", \"label\": \"u\"}\n{\"text\": \"a\", \"label\": \"v\"}\n",
+         ERR_FORMAT,
+         {"task.jsonl", "--labels"}},
         {"{\"text\": \"a\", \"label\": \"yes\"}\n", ERR_FORMAT, {"task.jsonl", "--labels"}},
         {"{\"text\": \"a\", \"label\": \"\"}\n", ERR_FORMAT, {"task.jsonl:1", "label"}},
         {"{\"prompt\": \"a\", \"entry_point\": \"f\"}\n", ERR_FORMAT, {"task.jsonl:1", "tests"}},
-        {"{\"prompt\": \"a\", \"entry_point\": \"f; import os\", \"tests\": [[1, 2]]}\n", ERR_FORMAT,
+        {"{\"prompt\": \"a\", \"entry_point\": \"f; import os\", \"tests\": [[1, 2]]}\n",
+         ERR_FORMAT,
          {"task.jsonl:1", "entry_point"}},
-        {"{\"prompt\": \"a\", \"entry_point\": \"f\", \"tests\": [[1]]}\n", ERR_FORMAT, {"task.jsonl:1", "tests"}},
+        {"{\"prompt\": \"a\", \"entry_point\": \"f\", \"tests\": [[1]]}\n",
+         ERR_FORMAT,
+         {"task.jsonl:1", "tests"}},
         {"{\"text\": \"a\", \"test_list\": \"x\"}\n", ERR_FORMAT, {"task.jsonl:1", "test_list"}},
     };
     eval_opts o = opts();
@@ -86,7 +109,8 @@ static void test_hostile_files(void **state)
         err e = {0};
         eval_task_result r;
         int rc = eval_task_run(en, lines(rows[i].text), &o, &r, &e);
-        if (rc != -rows[i].code || !strstr(e.msg, rows[i].says[0]) || !strstr(e.msg, rows[i].says[1]))
+        if (rc != -rows[i].code || !strstr(e.msg, rows[i].says[0]) ||
+            !strstr(e.msg, rows[i].says[1]))
             fail_msg("%s: %d: %s", rows[i].text, rc, e.msg);
     }
     err e = {0};
@@ -96,7 +120,8 @@ static void test_hostile_files(void **state)
     o.task_type = "essay";
     CHECK_ERR(eval_task_run(en, lines("{\"a\":1}"), &o, &r, &e), ERR_USAGE, "essay");
     o.task_type = "choice";
-    CHECK_ERR(eval_task_run(en, lines("{\"question\":\"a\",\"answer\":\"b\"}"), &o, &r, &e), ERR_FORMAT, "choices");
+    CHECK_ERR(eval_task_run(en, lines("{\"question\":\"a\",\"answer\":\"b\"}"), &o, &r, &e),
+              ERR_FORMAT, "choices");
 }
 
 static void test_long_line(void **state)
@@ -115,14 +140,61 @@ static void test_long_line(void **state)
     buf_free(&b);
 }
 
+/* ---- the registry: each row is the first to know its example, takes it, and refuses an empty item
+ * ---- */
+
+static void test_registry(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name, *item;
+    } examples[] = {
+        {"generate", "{\"question\": \"q\", \"answer\": \"1\"}"},
+        {"choice", "{\"question\": \"q\", \"choices\": [\"a\", \"b\"], \"answer\": 1}"},
+        {"code", "{\"prompt\": \"p\", \"entry_point\": \"f\", \"tests\": [[1, 2]]}"},
+        {"code", "{\"prompt\": \"p\", \"entry_point\": \"f\", \"test\": \"def check(f): pass\"}"},
+        {"code", "{\"text\": \"p\", \"test_list\": [\"assert True\"]}"},
+        {"classify", "{\"text\": \"t\", \"label\": \"yes\", \"p_positive\": 0.5}"},
+    };
+    err e = {0};
+    task_run r = {0};
+    json *none;
+    CHECK_OK(json_parse(&none, "{}", 2, "none", &e));
+    for (int i = 0; i < eval__n_tasks; i++) {
+        const task_type *t = eval__tasks[i];
+        int seen = 0;
+        assert_true(*t->name && *t->fields && t->ask && t->grade);
+        assert_false(t->detect(none));
+        CHECK_ERR(t->check(&r, none, "x.jsonl:7", &e), ERR_FORMAT, "x.jsonl:7");
+        for (size_t k = 0; k < sizeof examples / sizeof *examples; k++) {
+            json *j;
+            int first = 0;
+            CHECK_OK(json_parse(&j, examples[k].item, strlen(examples[k].item), "example", &e));
+            while (first < eval__n_tasks && !eval__tasks[first]->detect(j))
+                first++;
+            if (!strcmp(examples[k].name, t->name)) {
+                assert_int_equal(first, i);
+                CHECK_OK(t->check(&r, j, "x.jsonl:1", &e));
+                seen++;
+            }
+            json_drop(j);
+        }
+        if (!seen) fail_msg("no example of task type %s", t->name);
+    }
+    json_drop(none);
+}
+
 /* ---- generate ---- */
 
 static const char *sums(const char *prompt, bool cand)
 {
     static const struct {
         const char *q, *a;
-    } known[] = {{"two", "1 + 1 = 2.\n#### 2"}, {"cash", "$29.00."}, {"lost", "I do not know"},
-                 {"wrong", "#### 8"}, {"long", "so we add and add and add and add and add 7 and add again"}};
+    } known[] = {{"two", "1 + 1 = 2.\n#### 2"},
+                 {"cash", "$29.00."},
+                 {"lost", "I do not know"},
+                 {"wrong", "#### 8"},
+                 {"long", "so we add and add and add and add and add 7 and add again"}};
     (void)cand;
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (strstr(prompt, known[i].q)) return known[i].a;
@@ -151,7 +223,8 @@ static void test_generate(void **state)
     assert_int_equal(r.n_truncated, 1);
     assert_true(r.items[2].unparsed && !r.items[2].correct);
     assert_true(r.items[4].truncated && !r.items[4].correct && !r.items[4].unparsed);
-    assert_string_equal(r.items[4].answer, ""); /* a 7 stands in the cut text; it is not looked at */
+    assert_string_equal(r.items[4].answer,
+                        ""); /* a 7 stands in the cut text; it is not looked at */
     assert_string_equal(r.items[1].answer, "29");
     assert_string_equal(r.first_prompt, "Question: two\nAnswer:");
     eval_task_free(&r);
@@ -196,7 +269,8 @@ static void test_many_in_any_order(void **state)
     CHECK_OK(eval_task_run(en, f, &o, &r, &e));
     assert_int_equal(r.n, 300);
     eval_task_free(&r);
-    fake.fail_at = fake.requests + 20; /* a failure in the middle ends the run, with file and line */
+    fake.fail_at =
+        fake.requests + 20; /* a failure in the middle ends the run, with file and line */
     CHECK_ERR(eval_task_run(en, f, &o, &r, &e), ERR_FAIL, "many.jsonl:20");
     buf_free(&b);
 }
@@ -220,25 +294,32 @@ static void test_choice(void **state)
     eval_opts o = opts();
     eval_task_result r;
     fake.logprob = letter_logprob;
-    /* options already in the question: not shown twice; MMLU's letter answers; a missing list added */
-    const char *inside = "{\"question\": \"What is 2 * 4?\\nA. 7\\nB. 6\\nC. 8\\nAnswer with the letter.\", "
-                         "\"choices\": [\"7\", \"6\", \"8\"], \"answer\": 2}\n";
+    /* options already in the question: not shown twice; MMLU's letter answers; a missing list added
+     */
+    const char *inside =
+        "{\"question\": \"What is 2 * 4?\\nA. 7\\nB. 6\\nC. 8\\nAnswer with the letter.\", "
+        "\"choices\": [\"7\", \"6\", \"8\"], \"answer\": 2}\n";
     CHECK_OK(eval_task_run(en, lines(inside), &o, &r, &e));
-    assert_string_equal(r.first_prompt, "What is 2 * 4?\nA. 7\nB. 6\nC. 8\nAnswer with the letter.\nAnswer: A");
+    assert_string_equal(r.first_prompt,
+                        "What is 2 * 4?\nA. 7\nB. 6\nC. 8\nAnswer with the letter.\nAnswer: A");
     assert_string_equal(r.items[0].answer, "C");
     assert_true(r.items[0].correct);
     assert_true(fabs(r.items[0].score - 2.25) < 1e-6); /* margin over the runner-up */
     assert_true(fabs(r.chance - 1.0 / 3) < 1e-12);
     eval_task_free(&r);
-    CHECK_OK(eval_task_run(en, lines("{\"subject\": \"s\", \"question\": \"Which?\", \"choices\": [\"p\", \"q\", "
-                                     "\"r\", \"s\"], \"answer\": \"B\"}\n"), &o, &r, &e));
+    CHECK_OK(eval_task_run(
+        en,
+        lines("{\"subject\": \"s\", \"question\": \"Which?\", \"choices\": [\"p\", \"q\", "
+              "\"r\", \"s\"], \"answer\": \"B\"}\n"),
+        &o, &r, &e));
     assert_string_equal(r.first_prompt, "Which?\nA. p\nB. q\nC. r\nD. s\nAnswer: A");
     assert_false(r.items[0].correct);
     eval_task_free(&r);
     /* under a template that ends in a newline the label opens the turn, without a space */
     fake.chat = true;
     CHECK_OK(eval_task_run(en, lines(inside), &o, &r, &e));
-    assert_string_equal(r.first_prompt, "<s>U:What is 2 * 4?\nA. 7\nB. 6\nC. 8\nAnswer with the letter.\nA:\nA");
+    assert_string_equal(r.first_prompt,
+                        "<s>U:What is 2 * 4?\nA. 7\nB. 6\nC. 8\nAnswer with the letter.\nA:\nA");
     assert_true(r.items[0].correct);
     eval_task_free(&r);
     fake_right = 0; /* all alike: the first of equals wins */
@@ -246,6 +327,44 @@ static void test_choice(void **state)
     assert_string_equal(r.items[0].answer, "A");
     eval_task_free(&r);
     fake_right = 'C';
+}
+
+/* One pass over the context scores all letters: the same numbers as a pair each, one request. */
+static void test_single_pass(void **state)
+{
+    (void)state;
+    err e = {0};
+    eval_opts o = opts();
+    asker a;
+    context c;
+    air sky;
+    task_item one = {0}, many = {0};
+    static const char *const letters[] = {" A", " B", " C"}, *const words[] = {" A", " Bx", " yes"};
+    CHECK_OK(eval__asker_init(&a, en, &o, &e));
+    CHECK_OK(eval__context(&a, "", "Which? Q:", &c, &e));
+    CHECK_OK(eval__options(&a, &c, letters, 3, "f:1", &one, &e));
+    CHECK_OK(eval__options(&a, &c, words, 3, "f:1", &many, &e));
+    assert_int_equal(one.n_shots, 1);
+    assert_int_equal(many.n_shots, 3);
+    eval__air_init(&sky, en);
+    assert_int_equal(eval__air_submit(&sky, &one.shots[0], &e), 1);
+    for (int k = 0; k < 3; k++)
+        assert_int_equal(eval__air_submit(&sky, &many.shots[k], &e), 1);
+    for (int k = 0; k < 4; k++)
+        assert_int_equal(eval__air_wait(&sky)->error.code, 0);
+    for (int k = 0; k < 3; k++)
+        assert_true(fabs(eval__option_logprob(&one, k) + fake_nll(false, ':', 260 + k)) < 1e-9);
+    assert_true(fabs(eval__option_logprob(&many, 0) + fake_nll(false, ':', 260)) < 1e-6);
+    double yes = fake_nll(false, ':', ' ') + fake_nll(false, ' ', 'y') + fake_nll(false, 'y', 'e') +
+                 fake_nll(false, 'e', 's');
+    assert_true(fabs(eval__option_logprob(&many, 2) + yes) < 1e-5);
+    eval__air_free(&sky);
+    eval__shot_free(&one.shots[0]);
+    for (int k = 0; k < 3; k++)
+        eval__shot_free(&many.shots[k]);
+    free(one.shots);
+    free(many.shots);
+    eval__context_free(&c);
 }
 
 static double flat_logprob(const int32_t *prompt, int64_t pos, bool cand)
@@ -259,7 +378,8 @@ static double nan_logprob(const int32_t *prompt, int64_t pos, bool cand)
     return NAN;
 }
 
-/* Per byte: " " + choice has one token a byte at -1 each, so the longest choice has (n+1)/n least. */
+/* Per byte: " " + choice has one token a byte at -1 each, so the longest choice has (n+1)/n least.
+ */
 static void test_choice_by_text(void **state)
 {
     (void)state;
@@ -268,7 +388,8 @@ static void test_choice_by_text(void **state)
     eval_task_result r;
     o.choice_by = "text";
     fake.logprob = flat_logprob;
-    const char *f = "{\"question\": \"q\", \"choices\": [\"no\", \"maybe so\", \"yes\"], \"answer\": 1}\n";
+    const char *f =
+        "{\"question\": \"q\", \"choices\": [\"no\", \"maybe so\", \"yes\"], \"answer\": 1}\n";
     CHECK_OK(eval_task_run(en, lines(f), &o, &r, &e));
     assert_true(r.items[0].correct);
     assert_true(fabs(r.items[0].score - (4.0 / 3 - 9.0 / 8)) < 1e-6);
@@ -297,8 +418,9 @@ static void test_classify(void **state)
     eval_opts o = opts();
     eval_task_result r;
     fake.logprob = tone_logprob;
-    const char *f = "{\"text\": \"--\", \"label\": \"neg\"}\n{\"text\": \"++\", \"label\": \"pos\"}\n"
-                    "{\"text\": \"+\", \"label\": \"neg\"}\n";
+    const char *f =
+        "{\"text\": \"--\", \"label\": \"neg\"}\n{\"text\": \"++\", \"label\": \"pos\"}\n"
+        "{\"text\": \"+\", \"label\": \"neg\"}\n";
     CHECK_OK(eval_task_run(en, lines(f), &o, &r, &e));
     /* lengths of "pos" and "neg" are equal, so p = sigmoid(2 * good) */
     assert_true(fabs(r.items[0].score - 1 / (1 + exp(2.0))) < 1e-6);
@@ -346,15 +468,20 @@ static void test_code(void **state)
     fake.chat = true;
     int rc = eval_task_run(
         en,
-        lines("{\"prompt\": \"Write double(x)\", \"entry_point\": \"double\", \"tests\": [[2, 4], [\"ab\", \"abab\"]]}\n"
-              "{\"prompt\": \"Write double(x)\", \"entry_point\": \"double\", \"tests\": [[2, 5]]}\n"
-              "{\"prompt\": \"Write cheat(x)\", \"entry_point\": \"cheat\", \"tests\": [[2, 4]]}\n"
-              "{\"prompt\": \"from typing import List\\n\\ndef human(x):\\n    pass\\n\", \"entry_point\": \"human\", "
-              "\"test\": \"def check(f):\\n    assert f(1) is List\\n\"}\n"
-              "{\"prompt\": \"def body(x):\\n\", \"entry_point\": \"body\", \"test\": \"def check(f):\\n    assert f(1) "
-              "== 2\\n\"}\n"
-              "{\"text\": \"list things\", \"test_list\": [\"assert f(3) == 3\"], \"test_setup_code\": \"\"}\n"
-              "{\"text\": \"other things\", \"test_list\": [\"assert f(3) == 3\"]}\n"),
+        lines(
+            "{\"prompt\": \"Write double(x)\", \"entry_point\": \"double\", \"tests\": [[2, 4], "
+            "[\"ab\", \"abab\"]]}\n"
+            "{\"prompt\": \"Write double(x)\", \"entry_point\": \"double\", \"tests\": [[2, 5]]}\n"
+            "{\"prompt\": \"Write cheat(x)\", \"entry_point\": \"cheat\", \"tests\": [[2, 4]]}\n"
+            "{\"prompt\": \"from typing import List\\n\\ndef human(x):\\n    pass\\n\", "
+            "\"entry_point\": \"human\", "
+            "\"test\": \"def check(f):\\n    assert f(1) is List\\n\"}\n"
+            "{\"prompt\": \"def body(x):\\n\", \"entry_point\": \"body\", \"test\": \"def "
+            "check(f):\\n    assert f(1) "
+            "== 2\\n\"}\n"
+            "{\"text\": \"list things\", \"test_list\": [\"assert f(3) == 3\"], "
+            "\"test_setup_code\": \"\"}\n"
+            "{\"text\": \"other things\", \"test_list\": [\"assert f(3) == 3\"]}\n"),
         &o, &r, &e);
     if (rc == -ERR_NOTCOMPARABLE) skip(); /* no python3 here: the message says so */
     CHECK_OK(rc);
@@ -374,7 +501,9 @@ static void test_no_python(void **state)
     eval_task_result r;
     char *path = xstrdup(getenv("PATH") ? getenv("PATH") : "");
     setenv("PATH", dir, 1);
-    int rc = eval_task_run(en, lines("{\"prompt\": \"a\", \"entry_point\": \"f\", \"tests\": [[1, 2]]}\n"), &o, &r, &e);
+    int rc = eval_task_run(
+        en, lines("{\"prompt\": \"a\", \"entry_point\": \"f\", \"tests\": [[1, 2]]}\n"), &o, &r,
+        &e);
     setenv("PATH", path, 1);
     free(path);
     assert_int_equal(rc, -ERR_NOTCOMPARABLE);
@@ -383,7 +512,8 @@ static void test_no_python(void **state)
 
 /* ---- where context ends ---- */
 
-static void pair(const char *ctx, const char *cont, const int32_t *want, size_t n, int64_t n_context)
+static void pair(const char *ctx, const char *cont, const int32_t *want, size_t n,
+                 int64_t n_context)
 {
     err e = {0};
     asker a;
@@ -396,7 +526,8 @@ static void pair(const char *ctx, const char *cont, const int32_t *want, size_t 
     if (s.prompt.n != n || memcmp(s.prompt.v, want, n * sizeof *want) || s.n_context != n_context) {
         for (size_t i = 0; i < s.prompt.n; i++)
             print_message("%d ", s.prompt.v[i]);
-        fail_msg("'%s' + '%s': %zu tokens, context %lld", ctx, cont, s.prompt.n, (long long)s.n_context);
+        fail_msg("'%s' + '%s': %zu tokens, context %lld", ctx, cont, s.prompt.n,
+                 (long long)s.n_context);
     }
     assert_true(s.score && s.n_context >= 1 && s.n_context < (int64_t)s.prompt.n);
     eval__shot_free(&s);
@@ -408,9 +539,9 @@ static void test_boundary(void **state)
     (void)state;
     enum { ANSWER = 258, COLON_C, SP_A, SP_B, SP_C, MARK, WER };
 #define IDS(...) (const int32_t[]){__VA_ARGS__}, sizeof((const int32_t[]){__VA_ARGS__}) / 4
-    pair("Q:", " A", IDS('Q', ':', SP_A), 2);                 /* clean */
-    pair("Ans", "wer", IDS('A', 'n', 's', WER), 3);           /* "Answer" would leave nothing */
-    pair("x: ", "C", IDS('x', ':', SP_C), 2);              /* ": C" spans it: the space goes along */
+    pair("Q:", " A", IDS('Q', ':', SP_A), 2);       /* clean */
+    pair("Ans", "wer", IDS('A', 'n', 's', WER), 3); /* "Answer" would leave nothing */
+    pair("x: ", "C", IDS('x', ':', SP_C), 2);       /* ": C" spans it: the space goes along */
 #undef IDS
 }
 
@@ -424,7 +555,8 @@ static void test_truncated_context(void **state)
     eval_opts o = opts();
     fake.max_len = 8;
     CHECK_OK(eval__asker_init(&a, en, &o, &e));
-    CHECK_OK(eval__context(&a, "", "abcdefgh", &c, &e)); /* one token too long with the continuation */
+    CHECK_OK(
+        eval__context(&a, "", "abcdefgh", &c, &e)); /* one token too long with the continuation */
     CHECK_OK(eval__pair(&a, &c, " A", "f:1", &s, &e));
     assert_int_equal(s.prompt.n, 8);
     assert_int_equal(s.prompt.v[0], 'b');
@@ -487,8 +619,9 @@ static void test_perplexity(void **state)
     err e = {0};
     eval_opts o = opts();
     eval_ppl p;
-    static const char text[] = "It was a bright cold day. The Answer: C was A or B, and the clocks were striking "
-                               "thirteen; nobody knew why, #### 13 or so.";
+    static const char text[] =
+        "It was a bright cold day. The Answer: C was A or B, and the clocks were striking "
+        "thirteen; nobody knew why, #### 13 or so.";
     const char *f = file("text.txt", text, sizeof text - 1);
     static const struct {
         int64_t window, stride;
@@ -504,8 +637,8 @@ static void test_perplexity(void **state)
             CHECK_OK(eval_perplexity(en, f, &o, &p, &e));
             if (fabs(p.nll - want) > 1e-6 || p.n_tokens != n)
                 fail_msg("window %lld stride %lld bos %d: %.9f over %lld, wanted %.9f over %lld",
-                         (long long)o.window, (long long)o.stride, bos, p.nll, (long long)p.n_tokens, want,
-                         (long long)n);
+                         (long long)o.window, (long long)o.stride, bos, p.nll,
+                         (long long)p.n_tokens, want, (long long)n);
             assert_true(fabs(p.perplexity - exp(p.nll)) < 1e-9);
             assert_true(p.bos == bos && p.first_ids[0] == (bos ? FAKE_BOS : 'I'));
         }
@@ -533,10 +666,19 @@ static void test_perplexity_hostile(void **state)
     err e = {0};
     eval_opts o = opts();
     eval_ppl p;
-    CHECK_ERR(eval_perplexity(en, file("bad.txt", "ab\xff" "cd", 5), &o, &p, &e), ERR_FORMAT, "byte 2");
-    CHECK_ERR(eval_perplexity(en, file("a.gz", "\x1f\x8b\x08\x00", 4), &o, &p, &e), ERR_FORMAT, "gzip");
-    CHECK_ERR(eval_perplexity(en, file("empty.txt", "", 0), &o, &p, &e), ERR_FORMAT, "nothing to score");
-    CHECK_ERR(eval_perplexity(en, file("one.txt", "a", 1), &o, &p, &e), ERR_FORMAT, "nothing to score");
+    CHECK_ERR(eval_perplexity(en,
+                              file("bad.txt",
+                                   "ab\xff"
+                                   "cd",
+                                   5),
+                              &o, &p, &e),
+              ERR_FORMAT, "byte 2");
+    CHECK_ERR(eval_perplexity(en, file("a.gz", "\x1f\x8b\x08\x00", 4), &o, &p, &e), ERR_FORMAT,
+              "gzip");
+    CHECK_ERR(eval_perplexity(en, file("empty.txt", "", 0), &o, &p, &e), ERR_FORMAT,
+              "nothing to score");
+    CHECK_ERR(eval_perplexity(en, file("one.txt", "a", 1), &o, &p, &e), ERR_FORMAT,
+              "nothing to score");
     CHECK_ERR(eval_perplexity(en, "/nonexistent.txt", &o, &p, &e), ERR_NOTFOUND, "nonexistent");
     o.window = 1;
     CHECK_ERR(eval_perplexity(en, file("t.txt", "abc", 3), &o, &p, &e), ERR_VALUE, "--window");
@@ -560,10 +702,13 @@ int main(void)
 {
 #define T(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
     const struct CMUnitTest tests[] = {
-        T(test_hostile_files), T(test_long_line),      T(test_generate),
-        T(test_many_in_any_order), T(test_choice),     T(test_choice_by_text),
-        T(test_classify),      T(test_code),           T(test_no_python),
-        T(test_boundary),      T(test_truncated_context), T(test_perplexity),
+        T(test_hostile_files),      T(test_long_line),
+        T(test_registry),           T(test_generate),
+        T(test_many_in_any_order),  T(test_choice),
+        T(test_single_pass),        T(test_choice_by_text),
+        T(test_classify),           T(test_code),
+        T(test_no_python),          T(test_boundary),
+        T(test_truncated_context),  T(test_perplexity),
         T(test_perplexity_hostile),
     };
     return cmocka_run_group_tests(tests, make_dir, drop_dir);

@@ -33,7 +33,8 @@ static void test_pass_and_fail(void **state)
 {
     (void)state;
     assert_true(run("assert 1 + 1 == 2", NULL).passed);
-    assert_true(run("import json; assert json.load(open('tests.json')) == [[2, 8]]", "[[2,8]]").passed);
+    assert_true(
+        run("import json; assert json.load(open('tests.json')) == [[2, 8]]", "[[2,8]]").passed);
     sandbox_result r = run("assert 1 + 1 == 3, 'wrong sum'", NULL);
     assert_false(r.passed);
     assert_non_null(strstr(r.detail, "wrong sum"));
@@ -88,7 +89,9 @@ static void test_traces(void **state)
     assert_true(run("open('left', 'w').write('x')", NULL).passed);
     assert_false(run("open('left').read()", NULL).passed); /* each program has a fresh folder */
     assert_true(run("import os; assert set(os.environ) <= {'PATH', 'HOME', 'LANG', 'LC_CTYPE', "
-                    "'PYTHONIOENCODING'}", NULL).passed);
+                    "'PYTHONIOENCODING'}",
+                    NULL)
+                    .passed);
 }
 
 int main(void)

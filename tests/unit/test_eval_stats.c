@@ -49,18 +49,16 @@ static void test_verdict_rules(void **state)
         int64_t n, b, c;
         verdict want;
     } rows[] = {
-        {5, 0, 0, VERDICT_CONFIRM},      /* zero flips on five items prove nothing */
-        {380, 0, 0, VERDICT_CONFIRM},    /* z^2 / (n + z^2) is just above 1 % */
-        {381, 0, 0, VERDICT_SAFE},
-        {500, 0, 0, VERDICT_SAFE},
-        {500, 0, 40, VERDICT_SAFE},      /* better is safe */
-        {500, 12, 6, VERDICT_CONFIRM},   /* 1.2 pp down, not decided */
-        {500, 25, 10, VERDICT_REJECT},   /* 3 pp and p = 0.017 */
-        {500, 15, 0, VERDICT_REJECT},    /* exactly 3 pp, p < 0.05 */
-        {500, 14, 0, VERDICT_CONFIRM},   /* 2.8 pp */
-        {100, 4, 1, VERDICT_CONFIRM},    /* 3 pp but p = 0.375 */
-        {250, 250, 0, VERDICT_REJECT},
-        {14042, 300, 250, VERDICT_SAFE}, /* upper end 0.685 pp */
+        {5, 0, 0, VERDICT_CONFIRM},   /* zero flips on five items prove nothing */
+        {380, 0, 0, VERDICT_CONFIRM}, /* z^2 / (n + z^2) is just above 1 % */
+        {381, 0, 0, VERDICT_SAFE},         {500, 0, 0, VERDICT_SAFE},
+        {500, 0, 40, VERDICT_SAFE},    /* better is safe */
+        {500, 12, 6, VERDICT_CONFIRM}, /* 1.2 pp down, not decided */
+        {500, 25, 10, VERDICT_REJECT}, /* 3 pp and p = 0.017 */
+        {500, 15, 0, VERDICT_REJECT},  /* exactly 3 pp, p < 0.05 */
+        {500, 14, 0, VERDICT_CONFIRM}, /* 2.8 pp */
+        {100, 4, 1, VERDICT_CONFIRM},  /* 3 pp but p = 0.375 */
+        {250, 250, 0, VERDICT_REJECT},     {14042, 300, 250, VERDICT_SAFE}, /* upper end 0.685 pp */
         {0, 0, 0, VERDICT_NOT_COMPARABLE},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
