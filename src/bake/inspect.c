@@ -1,0 +1,286 @@
+/* tare inspect: what a checkpoint is, as one JSON object, from headers alone.
+ *
+ * Bytes by kind add up to the tensors of the files: codes (tight), scales (all levels, static input
+ * scales too), zeros, unquantized, padding (bits of packed rows that no code uses, and the small
+ * tensors that describe the layout). A checkpoint that tare cannot run is described all the same;
+ * why it cannot stands among the warnings. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "bake/bake_int.h"
+#include "model/arch.h"
+
+typedef struct scan {
+    ckpt *c;
+    quant_ckpt *q; /* NULL when the dialect is not read */
+    qbytes bytes;
+    uint64_t params;
+} scan;
+
+static bool ends(const char *s, const char *tail)
+{
+    size_t n = strlen(s), m = strlen(tail);
+    return n >= m && !strcmp(s + n - m, tail);
+}
+
+static uint64_t elements(const ckpt_tensor *t)
+{
+    uint64_t n = 1;
+    for (int i = 0; i < t->n_dims; i++)
+        n *= (uint64_t)t->shape[i];
+    return n;
+}
+
+/* Module of a quantized weight; false for any other tensor. */
+static bool quantized_module(const scan *s, const ckpt_tensor *t, char module[BAKE_NAME_MAX])
+{
+    size_t n = strlen(t->name), cut = ends(t->name, ".weight_packed") ? 14
+                                      : ends(t->name, ".weight")      ? 7
+                                                                      : 0;
+    if (!s->q || !cut || n - cut >= BAKE_NAME_MAX) return false;
+    memcpy(module, t->name, n - cut);
+    module[n - cut] = 0;
+    return quant_has(s->q, module);
+}
+
+/* Columns of a packed weight: weight_shape says them, else the tensor's own. */
+static int64_t columns(const scan *s, const ckpt_tensor *t, const char *module)
+{
+    char name[BAKE_NAME_MAX + 16];
+    int64_t v[2];
+    int64_t own = t->n_dims ? t->shape[t->n_dims - 1] : 1;
+    snprintf(name, sizeof name, "%s.weight_shape", module);
+    const ckpt_tensor *shape = ckpt_find(s->c, name);
+    if (shape && shape->dtype == NUM_I64 && shape->bytes == 16) {
+        memcpy(v, shape->data, 16);
+        if (v[1] > 0 && v[1] <= own * 32) return v[1];
+    }
+    return t->dtype == NUM_U8 ? 2 * own : own;
+}
+
+static void write_module(scan *s, jw *w, const ckpt_tensor *t, const char *module)
+{
+    const quant_group *g = quant_group_of(s->q, module);
+    uint64_t rows =
+        t->n_dims > 1
+            ? elements(t) / (uint64_t)(t->shape[t->n_dims - 1] ? t->shape[t->n_dims - 1] : 1)
+            : 1;
+    int64_t K = columns(s, t, module);
+    uint64_t bits = g ? (uint64_t)num_infos[g->spec.w.type].bits : 8;
+    uint64_t tight = (rows * (uint64_t)K * bits + 7) / 8;
+    if (tight > t->bytes) tight = t->bytes;
+    s->bytes.codes += tight;
+    s->bytes.padding += t->bytes - tight;
+    s->params += rows * (uint64_t)K;
+    buf b = {0};
+    if (g) qspec_format(&g->spec, &b);
+    jw_obj(w);
+    jw_kstr(w, "name", module);
+    jw_kstr(w, "spec", b.data);
+    jw_kstr(w, "format", g ? g->format : NULL);
+    jw_key(w, "shape");
+    jw_arr(w);
+    jw_i64(w, (int64_t)rows);
+    jw_i64(w, K);
+    jw_end_arr(w);
+    jw_ki64(w, "bytes", (int64_t)t->bytes);
+    jw_end_obj(w);
+    buf_free(&b);
+}
+
+/* gguf blocks hold codes and scales together: both count as codes. */
+static void write_block_tensor(scan *s, jw *w, const ckpt_tensor *t)
+{
+    s->bytes.codes += t->bytes;
+    s->params += elements(t);
+    jw_obj(w);
+    jw_kstr(w, "name", t->name);
+    jw_kstr(w, "spec", "gguf block type");
+    jw_ki64(w, "bytes", (int64_t)t->bytes);
+    jw_end_obj(w);
+}
+
+static void write_modules(scan *s, jw *w)
+{
+    char module[BAKE_NAME_MAX];
+    jw_key(w, "modules");
+    jw_arr(w);
+    for (size_t i = 0; i < ckpt_n_tensors(s->c); i++) {
+        const ckpt_tensor *t = ckpt_tensor_at(s->c, i);
+        if (t->gguf && t->dtype == NUM_NONE)
+            write_block_tensor(s, w, t);
+        else if (quantized_module(s, t, module))
+            write_module(s, w, t, module);
+    }
+    jw_end_arr(w);
+}
+
+static void write_unquantized(scan *s, jw *w)
+{
+    char module[BAKE_NAME_MAX];
+    jw_key(w, "unquantized");
+    jw_arr(w);
+    for (size_t i = 0; i < ckpt_n_tensors(s->c); i++) {
+        const ckpt_tensor *t = ckpt_tensor_at(s->c, i);
+        const char *n = t->name;
+        if ((t->gguf && t->dtype == NUM_NONE) || quantized_module(s, t, module)) continue;
+        if (ends(n, "_scale") || ends(n, "_scale_inv") || ends(n, "_scale_2") ||
+            ends(n, ".scale") || ends(n, ".scales")) {
+            s->bytes.scales += t->bytes;
+        } else if (ends(n, "zero_point") || ends(n, ".qzeros")) {
+            s->bytes.zeros += t->bytes;
+        } else if (ends(n, ".weight_shape") || ends(n, "g_idx")) {
+            s->bytes.padding += t->bytes;
+        } else if (!s->q && (ends(n, ".qweight") || ends(n, ".weight_packed") ||
+                             t->dtype == NUM_U8 || t->dtype == NUM_I8 || t->dtype == NUM_F8_E4M3)) {
+            s->bytes.codes += t->bytes; /* of a dialect that is not read */
+        } else {
+            s->bytes.unquantized += t->bytes;
+            s->params += elements(t);
+            jw_str(w, n);
+        }
+    }
+    jw_end_arr(w);
+}
+
+static void write_bytes(scan *s, jw *w)
+{
+    qbytes *b = &s->bytes;
+    b->total = b->codes + b->scales + b->zeros + b->unquantized + b->padding;
+    jw_key(w, "bytes");
+    jw_obj(w);
+    jw_ki64(w, "codes", (int64_t)b->codes);
+    jw_ki64(w, "scales", (int64_t)b->scales);
+    jw_ki64(w, "zeros", (int64_t)b->zeros);
+    jw_ki64(w, "unquantized", (int64_t)b->unquantized);
+    jw_ki64(w, "padding", (int64_t)b->padding);
+    jw_ki64(w, "total", (int64_t)b->total);
+    jw_end_obj(w);
+}
+
+/* One axis in words; "mixed" where groups differ. */
+static void write_axis(const scan *s, jw *w, const char *key, int which)
+{
+    buf b = {0};
+    const ckpt_config *cfg = ckpt_cfg(s->c);
+    bool same = true;
+    for (int i = 0; s->q && i < s->q->n_groups; i++) {
+        const qspec *x = &s->q->groups[i].spec, *y = &s->q->groups[0].spec;
+        same &= which == 0 ? qaxis_equal(&x->w, &y->w) : qaxis_equal(&x->a, &y->a);
+        if (i) continue;
+        qaxis_format(which == 0 ? &x->w : &x->a, &b);
+        if (which == 1 && x->a.gran != Q_NONE && !x->a.dynamic) buf_puts(&b, ",static");
+    }
+    if (which == 2 && s->q) {
+        buf_clear(&b);
+        qaxis_format(&s->q->kv, &b);
+    } else if (!s->q) {
+        buf_puts(&b, "unknown");
+    } else if (which == 0 && ckpt_is_gguf(s->c)) {
+        buf_puts(&b, ckpt_gguf_types(s->c));
+    } else if (!s->q->n_groups) {
+        buf_puts(&b, which == 0 && cfg->dtype != NUM_NONE ? num_infos[cfg->dtype].name : "bf16");
+    }
+    jw_kstr(w, key, same ? b.data : "mixed");
+    buf_free(&b);
+}
+
+static void write_rules(const scan *s, jw *w)
+{
+    jw_key(w, "groups");
+    jw_arr(w);
+    for (int i = 0; s->q && i < s->q->n_groups; i++) {
+        const quant_group *g = &s->q->groups[i];
+        buf b = {0};
+        qspec_format(&g->spec, &b);
+        jw_obj(w);
+        jw_kstr(w, "spec", b.data);
+        jw_kstr(w, "format", g->format);
+        jw_key(w, "targets");
+        jw_arr(w);
+        for (int t = 0; t < g->n_targets; t++)
+            jw_str(w, g->targets[t]);
+        jw_end_arr(w);
+        jw_ki64(w, "modules", g->hits);
+        jw_end_obj(w);
+        buf_free(&b);
+    }
+    jw_end_arr(w);
+    jw_key(w, "ignore");
+    jw_arr(w);
+    for (int i = 0; s->q && i < s->q->n_ignore; i++) {
+        jw_obj(w);
+        jw_kstr(w, "rule", s->q->ignore[i]);
+        jw_ki64(w, "modules", s->q->ignore_hits[i]);
+        jw_end_obj(w);
+    }
+    jw_end_arr(w);
+}
+
+static void write_warnings(const scan *s, jw *w, const err *quant)
+{
+    const ckpt_config *cfg = ckpt_cfg(s->c);
+    const arch_row *row;
+    err e = {0};
+    jw_key(w, "warnings");
+    jw_arr(w);
+    for (int i = 0; i < cfg->n_warnings; i++)
+        jw_str(w, cfg->warnings[i]);
+    if (quant->code) jw_str(w, quant->msg);
+    for (int i = 0; s->q && i < s->q->n_warnings; i++)
+        jw_str(w, s->q->warnings[i]);
+    if (arch_find(cfg, &row, &e) < 0) {
+        jw_str(w, e.msg);
+    } else if (row->check) {
+        err_clear(&e);
+        if (row->check(cfg, &e) < 0) jw_str(w, e.msg);
+    }
+    const ckpt_tensor *head = ckpt_find(s->c, "lm_head.weight");
+    if (cfg->tie_embeddings && head)
+        jw_str(w, "tie_word_embeddings is true and lm_head.weight is stored as well");
+    if (!cfg->tie_embeddings && !head && ckpt_find(s->c, "model.embed_tokens.weight"))
+        jw_str(w, "tie_word_embeddings is false, but lm_head.weight is not stored");
+    jw_end_arr(w);
+}
+
+static const char *format_name(const scan *s)
+{
+    const char *m = NULL;
+    if (ckpt_is_gguf(s->c)) return "gguf";
+    if (s->q) return s->q->dialect->name;
+    const json *quant = ckpt_cfg(s->c)->quant;
+    if (quant) json_get_str(quant, "quant_method", &m, "", NULL);
+    return m ? m : "unknown";
+}
+
+int bake_inspect(const char *model, jw *w, err *e)
+{
+    scan s = {0};
+    err quant = {0};
+    int rc = ckpt_open(&s.c, model, e);
+    if (rc < 0) return rc;
+    if (quant_open(&s.q, s.c, &quant) < 0) s.q = NULL;
+    const ckpt_config *cfg = ckpt_cfg(s.c);
+    jw_obj(w);
+    jw_kstr(w, "model", ckpt_path(s.c));
+    jw_kstr(w, "architecture", cfg->architecture);
+    jw_kstr(w, "format", format_name(&s));
+    write_axis(&s, w, "w", 0);
+    write_axis(&s, w, "a", 1);
+    write_axis(&s, w, "kv", 2);
+    write_modules(&s, w);
+    write_unquantized(&s, w);
+    write_bytes(&s, w);
+    jw_ki64(w, "params", (int64_t)s.params);
+    jw_kbool(w, "tied", cfg->tie_embeddings);
+    write_rules(&s, w);
+    buf origin = {0};
+    bake__origin(s.c, &origin);
+    jw_kstr(w, "origin", origin.len ? origin.data : ckpt_origin(s.c));
+    buf_free(&origin);
+    write_warnings(&s, w, &quant);
+    jw_end_obj(w);
+    quant_close(s.q);
+    ckpt_close(s.c);
+    return 0;
+}
