@@ -278,7 +278,10 @@ static int write_config(mapping *m, buf *out)
     TRY(float_key(m, "attention.layer_norm_rms_epsilon", m->row != NULL, &eps));
     const gguf_tensor *embed = find_tensor(m->g, "token_embd.weight");
     if (embed && embed->n_dims == 2) vocab = embed->ne[1]; /* padding rows count, as in HF */
-    bool moe = experts > 0 && m->row && m->row->permute;   /* Mixtral is filed under llama */
+    const gguf_kv *tokens = NULL;
+    if (vocab == 0 && gguf_get_arr(m->g, "tokenizer.ggml.tokens", GGUF_STR, &tokens, NULL) > 0)
+        vocab = (int64_t)tokens->n;
+    bool moe = experts > 0 && m->row && m->row->permute; /* Mixtral is filed under llama */
     jw_init(&w, out, 2);
     jw_obj(&w);
     if (m->row) {

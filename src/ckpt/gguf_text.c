@@ -34,9 +34,9 @@ typedef struct pre_row {
 #define NOT_WORD     "[^\\r\\n\\p{L}\\p{N}]?"
 
 static const pre_row pre_rows[] = {
-    {.names = "gpt-2 gpt2 default phi-2 jais trillion granite-docling gigachat exaone4 a.x-4.0 "
+    {.names = "gpt-2 gpt2 default phi-2 mpt jais trillion granite-docling gigachat exaone4 a.x-4.0 "
               "mellum"},
-    {.names = "mpt olmo", .nfc = true},
+    {.names = "olmo", .nfc = true},
     {.names = "smollm starcoder refact command-r codeshell exaone minerva-7b", .digits = true},
     {.names = "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2",
      .pattern = CONTRACTIONS "|" NOT_WORD "\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*" TAIL,
@@ -55,7 +55,8 @@ static const pre_row pre_rows[] = {
     {.names = "gpt-4o llama4 kanana2",
      .pattern =
          NOT_WORD LOWERED "*" LOWER "+" CONTRACTIONS "?|" NOT_WORD LOWERED "+" LOWER
-                          "*" CONTRACTIONS "?|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*" TAIL},
+                          "*" CONTRACTIONS "?|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*" TAIL,
+     .ignore_merges = true},
     {.names = "tekken",
      .pattern = NOT_WORD LOWERED "*" LOWER "+|" NOT_WORD LOWERED "+" LOWER
                                  "*|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*" TAIL,
