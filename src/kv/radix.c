@@ -206,11 +206,14 @@ int64_t kv_radix_evict(kv_radix *r, int64_t want)
             r->n_pages--;
             freed++;
         }
-        if (!n->n_pages) {
+        while (n != &r->root && !n->n_pages &&
+               !n->child) { /* and a salt's root that is left bare */
+            node *up = n->parent;
             unlink_node(n);
             free(n->ids);
             free(n->pages);
             free(n);
+            n = up;
         }
     }
     return freed;
