@@ -132,9 +132,9 @@ static void join_prompt(const json *item, const char *code, buf *out)
 static void program(const json *item, const char *code, buf *out)
 {
     if (eval__has(item, "test_list")) {
-        const json *setup = json_get(item, "test_setup_code");
-        if (cJSON_IsString(setup)) buf_printf(out, "%s\n", setup->valuestring);
+        const json *setup = json_get(item, "test_setup_code"); /* may use what the answer defines */
         buf_printf(out, "%s\n", code);
+        if (cJSON_IsString(setup)) buf_printf(out, "%s\n", setup->valuestring);
         for (const json *t = json_get(item, "test_list")->child; t; t = t->next)
             buf_printf(out, "%s\n", t->valuestring);
         return;
