@@ -104,6 +104,7 @@ static int plain_message(const struct server *s, json *m, int i, fault *f)
             "'%s.role' is '%.40s'; it must be system, developer, user, assistant or "
             "tool.",
             param, role->valuestring);
+    bool textless = !strcmp(role->valuestring, "assistant"); /* tool calls only */
     if (!strcmp(role->valuestring, "developer") && !s->developer_role)
         cJSON_ReplaceItemInObjectCaseSensitive(m, "role", cJSON_CreateString("system"));
     if (content && cJSON_IsArray(content)) {
@@ -111,7 +112,7 @@ static int plain_message(const struct server *s, json *m, int i, fault *f)
     } else if (content && !cJSON_IsString(content) && !cJSON_IsNull(content)) {
         return serve__fault_set(f, 400, param, "'%s.content' must be a string or a list of parts.",
                                 param);
-    } else if (!content && strcmp(role->valuestring, "assistant") != 0) {
+    } else if (!content && !textless) {
         return serve__fault_set(f, 400, param, "'%s.content' is missing.", param);
     }
     return plain_tool_calls(m, param, f);

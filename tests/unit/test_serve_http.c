@@ -639,6 +639,38 @@ static void test_taken_port(void **state)
     stop();
 }
 
+/* Bytes that are no HTTP, or HTTP cut and changed at random places: the server stays up. */
+static void test_garbage_bytes(void **state)
+{
+    (void)state;
+    start(4, 16, 0, NULL);
+    static const char good[] =
+        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Request-Id: q\r\nContent-Length: 31\r\n"
+        "Connection: close\r\n\r\n{\"prompt\":\"x\",\"max_tokens\":   2}";
+    uint64_t x = 88172645463325252ull;
+    for (int i = 0; i < 150; i++) {
+        char req[sizeof good];
+        memcpy(req, good, sizeof good);
+        for (int k = 0; k < i % 5; k++) {
+            x ^= x << 13, x ^= x >> 7, x ^= x << 17;
+            req[x % (sizeof good - 1)] = (char)(x >> 32);
+        }
+        x ^= x << 13, x ^= x >> 7, x ^= x << 17;
+        size_t n = i % 3 ? sizeof good - 1 : (size_t)(x % sizeof good);
+        int fd = client_open(port);
+        client_send(fd, req, n);
+        shutdown(fd, SHUT_WR);
+        reply r = {0};
+        client_read(fd, &r);
+        close(fd);
+        reply_free(&r);
+    }
+    assert_true(settles(0));
+    json *j = post_json("/v1/completions", "{\"prompt\":\"x\",\"max_tokens\":1}", 200);
+    json_drop(j);
+    stop();
+}
+
 /* ---- the small routes
  * ------------------------------------------------------------------------------ */
 
@@ -757,6 +789,7 @@ int main(void)
         cmocka_unit_test(test_full_queue_is_429),
         cmocka_unit_test(test_drain_and_close),
         cmocka_unit_test(test_taken_port),
+        cmocka_unit_test(test_garbage_bytes),
         cmocka_unit_test(test_small_routes),
         cmocka_unit_test(test_metrics),
         cmocka_unit_test(test_keep_alive),

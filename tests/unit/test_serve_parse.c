@@ -92,6 +92,7 @@ static const bad_case bad[] = {
     {true, "{\"messages\":[7]}", 400, "messages[0]", "object"},
     {true, "{\"messages\":[{\"role\":\"alien\",\"content\":\"\"}]}", 400, "messages[0]", "alien"},
     {true, "{\"messages\":[{\"role\":\"user\"}]}", 400, "messages[0]", "missing"},
+    {true, "{\"messages\":[{\"role\":\"developer\"}]}", 400, "messages[0]", "missing"},
     {true, "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\"}]}]}", 400,
      "messages[0]", "image_url"},
     {true, "{\"messages\":[{\"role\":\"tool\",\"content\":\"x\"}]}", 400, "messages",
