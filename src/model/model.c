@@ -43,7 +43,7 @@ static int quantize_now(model *m, const char *module, qtensor *t, float fused_am
     int rc = 0;
     qtensor out = {0};
     void *mem = NULL;
-    quant_stats st = {fused_amax};
+    quant_stats st = {.fused_amax = fused_amax, .workers = m->dev->team};
     TRY(mem_alloc(&mem, sizeof(float) * (size_t)(t->N * t->K), e));
     for (int64_t n = 0; n < t->N; n++)
         qtensor_decode_row(t, n, (float *)mem + n * t->K);
@@ -118,13 +118,14 @@ static int make_linear(model *m, const arch_linear *l, kern_linear **out, err *e
 {
     static const char *const names[] = {"q/k/v", "o", "gate/up", "down", "lm_head"};
     int rc = 0;
-    qtensor t[3] = {{0}};
+    qtensor t[3];
     float *bias = NULL, amax = 0;
     kern_linear_desc d = {.name = l->shard[0].module,
                           .n_shards = l->n_shards,
                           .act = m->opts.act,
                           .strict = m->opts.strict};
     bool online = m->has_online && l->kind != ARCH_LM_HEAD;
+    memset(t, 0, sizeof t);
     for (int i = 0; i < l->n_shards; i++) {
         TRY(load_shard(m, &l->shard[i], &t[i], e));
         d.shard[i] = &t[i];
