@@ -78,7 +78,7 @@ static int parse_entry(st_file *f, const json *v, uint64_t data_start, st_tensor
     *t = (st_tensor){.name = arena_strdup(f->mem, v->string), .path = path};
     if (!cJSON_IsObject(v)) return refuse(e, ERR_FORMAT, path, t->name, "entry is not an object");
     int rc = json_get_str(v, "dtype", &tag, t->name, e);
-    if (rc < 0) return rc;
+    if (rc < 0) return err_wrap(e, "%s: tensor", path);
     if (!tag) return refuse(e, ERR_FORMAT, path, t->name, "no dtype");
     t->dtype = num_by_tag(tag, strlen(tag));
     if (t->dtype == NUM_NONE)
