@@ -252,14 +252,15 @@ static int common_group(const bake_list *l, int below)
     return 0;
 }
 
-static void remedy(const bake_list *l, const qspec *s, const char *kinds, buf *b)
+/* What would do: a smaller group, channel scales, or leaving modules out while others remain. */
+static void remedy(const bake_list *l, const qspec *s, int bad, const char *kinds, buf *b)
 {
     int g = s->w.scale == QS_FLOAT ? common_group(l, s->w.group) : 0;
     if (g)
-        buf_printf(b, "use a group of %d (g%d), or ", g, g);
-    else if (s->w.scale == QS_FLOAT)
-        buf_puts(b, "use ',channel', or ");
-    buf_printf(b, "leave them out with --ignore 're:.*(%s)$'", kinds);
+        buf_printf(b, "use a group of %d (g%d)", g, g);
+    else
+        buf_puts(b, s->w.scale == QS_FLOAT ? "use ',channel'" : "use int4 or fp8");
+    if (bad < l->n) buf_printf(b, ", or leave them out with --ignore 're:.*(%s)$'", kinds);
 }
 
 int bake__check_groups(const bake_list *l, const qspec *s, err *e)
@@ -288,7 +289,7 @@ int bake__check_groups(const bake_list *l, const qspec *s, err *e)
                    (long long)l->mods[i].K, count);
     }
     if (bad) {
-        remedy(l, s, kinds.data, &way);
+        remedy(l, s, bad, kinds.data, &way);
         rc = err_set(e, ERR_SHAPE, "groups of %d do not divide the inputs of %d modules: %s; %s",
                      s->w.group, bad, names.data, way.data);
     }
