@@ -79,19 +79,10 @@ INLINE vi vi_nibbles_16(const uint8_t *p)
 }
 
 /* One token of one head to f32 [Dp], zero beyond D. */
-INLINE void decode_token(const kern_kv_layer *kv, int which, int head, int64_t slot, int Dp,
-                         float *out)
+INLINE void decode_token(const kern_kv_layer *kv, float s, const uint8_t *c, const uint8_t *sc,
+                         int Dp, float *out)
 {
-    if (kv->D % 16) {
-        kern__kv_decode(kv, which, head, slot, out);
-        for (int i = kv->D; i < Dp; i++)
-            out[i] = 0;
-        return;
-    }
-    const uint8_t *c = kern__kv_code(kv, which, head, slot),
-                  *sc = kern__kv_scale(kv, which, head, slot);
-    const float *scales = which ? kv->v_scale : kv->k_scale;
-    float s = scales ? scales[head] : 1.0f, pair[2];
+    float pair[2];
     switch (kv->type) {
     case KV_F32:
         memcpy(out, c, (size_t)Dp * sizeof *out);
@@ -125,14 +116,32 @@ INLINE void decode_token(const kern_kv_layer *kv, int which, int head, int64_t s
     }
 }
 
+/* Tokens [t0,t0+n) of one head, page by page: addresses are computed once a page. */
 static void decode_tile(const kern_kv_layer *kv, int which, const attn_item *it, const kern_seq *q,
                         int64_t t0, int n, int Dp, float *out)
 {
-    for (int t = 0; t < n; t++) {
-        int64_t tok = t0 + t;
-        int64_t slot =
-            (int64_t)q->pages[tok / kv->page_tokens] * kv->page_tokens + tok % kv->page_tokens;
-        decode_token(kv, which, it->head, slot, Dp, out + t * Dp);
+    const float *scales = which ? kv->v_scale : kv->k_scale;
+    float s = scales ? scales[it->head] : 1.0f;
+    size_t cb = kern_kv_code_bytes(kv->type, kv->D), sb = kern_kv_scale_bytes(kv->type, kv->D);
+    int64_t page = t0 / kv->page_tokens;
+    int at = (int)(t0 - page * kv->page_tokens);
+    for (int t = 0; t < n; page++, at = 0) {
+        int run = kv->page_tokens - at < n - t ? kv->page_tokens - at : n - t;
+        int64_t slot = (int64_t)q->pages[page] * kv->page_tokens + at;
+        if (kv->D % 16) {
+            for (int i = 0; i < run; i++) {
+                kern__kv_decode(kv, which, it->head, slot + i, out + (t + i) * Dp);
+                for (int d = kv->D; d < Dp; d++)
+                    out[(t + i) * Dp + d] = 0;
+            }
+        } else {
+            const uint8_t *c = kern__kv_code(kv, which, it->head, slot);
+            const uint8_t *sc = kern__kv_scale(kv, which, it->head, slot);
+            for (int i = 0; i < run; i++)
+                decode_token(kv, s, c + (size_t)i * cb, sc + (size_t)i * sb, Dp,
+                             out + (t + i) * Dp);
+        }
+        t += run;
     }
     if (n < TILE_T) memset(out + n * Dp, 0, (size_t)(TILE_T - n) * (size_t)Dp * sizeof *out);
 }
@@ -196,15 +205,53 @@ static void scores_many(const attn_tile *t, int rows, int Dp)
         score_tile(t->q + r * Dp, t->kt, t->s + r * TILE_T, Dp, 1);
 }
 
+#ifdef __AVX512F__
+/* Sixteen sums of sixteen lanes each, in order. */
+INLINE vf sums_16(vf *a)
+{
+    UNROLL
+    for (int i = 0; i < 8; i++)
+        a[i] = _mm512_add_ps(_mm512_unpacklo_ps(a[2 * i], a[2 * i + 1]),
+                             _mm512_unpackhi_ps(a[2 * i], a[2 * i + 1]));
+    UNROLL
+    for (int i = 0; i < 4; i++) {
+        __m512d x = _mm512_castps_pd(a[2 * i]), y = _mm512_castps_pd(a[2 * i + 1]);
+        a[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)),
+                             _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
+    }
+    UNROLL
+    for (int i = 0; i < 2; i++)
+        a[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0x88),
+                             _mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0xdd));
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a[0], a[1], 0x88),
+                         _mm512_shuffle_f32x4(a[0], a[1], 0xdd));
+}
+#else
+INLINE vf sums_16(vf *a)
+{
+    float s[16];
+    for (int i = 0; i < 16; i++)
+        s[i] = v_sum(a[i]);
+    return v_load(s);
+}
+#endif
+
 static void scores_few(const attn_tile *t, int rows, int n, int Dp)
 {
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < n; i += 16) /* tokens past n are zero rows of the tile */
         for (int r = 0; r < rows; r++) {
             const float *q = t->q + r * Dp, *k = t->k + i * Dp;
-            vf a = v_mul(v_load(q), v_load(k));
-            for (int d = 16; d < Dp; d += 16)
-                a = v_fma(v_load(q + d), v_load(k + d), a);
-            t->s[r * TILE_T + i] = v_sum(a);
+            vf a[16];
+            UNROLL
+            for (int j = 0; j < 16; j++)
+                a[j] = v_mul(v_load(q), v_load(k + j * Dp));
+            for (int d = 16; d < Dp; d += 16) {
+                vf b = v_load(q + d);
+                UNROLL
+                for (int j = 0; j < 16; j++)
+                    a[j] = v_fma(b, v_load(k + j * Dp + d), a[j]);
+            }
+            v_store(t->s + r * TILE_T + i, sums_16(a));
         }
 }
 

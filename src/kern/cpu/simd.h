@@ -171,13 +171,17 @@ INLINE vf v_rint(vf x)
 {
     return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
+INLINE __mmask16 first_lanes(int n)
+{
+    return (__mmask16)(n >= 16 ? 0xffffu : (1u << n) - 1u);
+}
 INLINE void v_store_n(float *p, vf a, int n)
 {
-    _mm512_mask_storeu_ps(p, n >= 16 ? (__mmask16)0xffff : (__mmask16)((1u << n) - 1u), a);
+    _mm512_mask_storeu_ps(p, first_lanes(n), a);
 }
 INLINE vf v_load_n(const float *p, int n)
 {
-    return _mm512_maskz_loadu_ps(n >= 16 ? (__mmask16)0xffff : (__mmask16)((1u << n) - 1u), p);
+    return _mm512_maskz_loadu_ps(first_lanes(n), p);
 }
 #else
 #define KERN_ISA(name) name##_avx2
