@@ -222,12 +222,14 @@ static int inside(call *c)
 
 int serve__call_pump(call *c)
 {
-    while (c->n_submitted < c->n_choices && inside(c) < SERVE_WINDOW) {
+    for (int before; c->n_submitted < c->n_choices && (before = inside(c)) < SERVE_WINDOW;) {
         err e = {0};
         int rc = submit_one(c, &c->choices[c->n_submitted], &e);
         if (rc < 0) {
-            /* The queue is full but some of ours run: the next end of one of them tries again. */
+            /* The queue is full but some of ours run: the next end of one of them tries again. If
+             * the last of them ended just now, there is room now. */
             if (e.code == ERR_BUSY && inside(c) > 0) return 0;
+            if (e.code == ERR_BUSY && before > 0) continue;
             return serve__fault_err(&c->f, "", &e);
         }
         c->n_submitted++;

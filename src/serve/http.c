@@ -279,7 +279,9 @@ static void on_log(void *arg, const char *fmt, va_list ap)
 
 int serve__http_open(struct server *s, bool v6, err *e)
 {
-    unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG |
+    /* poll and not epoll: libmicrohttpd's epoll is edge-triggered and misses a hang-up that arrives
+     * together with the last bytes, which leaves the socket open until its timeout. */
+    unsigned flags = MHD_USE_POLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG |
                      (v6 ? MHD_USE_IPv6 : 0);
     s->daemon = MHD_start_daemon(
         flags, 0, NULL, NULL, on_request, s, MHD_OPTION_EXTERNAL_LOGGER, on_log, NULL,
