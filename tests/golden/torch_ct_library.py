@@ -7,7 +7,7 @@ the library's own compressor for the format that the config names, and held bit 
 transformers is there, whole models are loaded through it as well and compared tensor by tensor.
 
 Needs torch and compressed-tensors; without them it says so and is skipped (exit 77).
-Usage: test_ct_library.py [TARE [MODEL]]
+Usage: torch_ct_library.py [TARE [MODEL]]; TARE may come from the environment
 """
 import json
 import os
@@ -91,7 +91,7 @@ def check_whole(path, plain):
 
 
 def main():
-    tare = sys.argv[1] if len(sys.argv) > 1 else "build/tare"
+    tare = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("TARE", "build/tare")
     model = sys.argv[2] if len(sys.argv) > 2 else "models/millet-7m"
     whole = True
     try:
