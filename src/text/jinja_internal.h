@@ -227,6 +227,7 @@ typedef struct jrun {
     jscope *scope;
     jscope *root;
     jv *globals; /* by symbol id: context and built-in functions; J_UNDEF = absent */
+    jv input;      /* what the innermost filter of a filter block works on */
     uint64_t steps;
     size_t bytes;
     int depth;
@@ -235,11 +236,10 @@ typedef struct jrun {
 
 /* Arguments at run time. */
 typedef struct jcall {
-    size_t n;
-    jv v[J_MAX_ARGS];
-    size_t n_kw;
-    jv kw_names[J_MAX_ARGS];
-    jv kw[J_MAX_ARGS];
+    size_t n, n_kw;
+    const jv *v;        /* positional */
+    const jv *kw_names; /* strings */
+    const jv *kw;
 } jcall;
 
 typedef int j_native(jrun *r, jv self, const jcall *c, jv *out);
