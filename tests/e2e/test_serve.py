@@ -95,6 +95,14 @@ class Server:
         print("    not idle:", now)
         return False
 
+    def reaches(self, name, value, seconds=10):
+        end = time.time() + seconds
+        while time.time() < end:
+            if self.metric(name) == value:
+                return True
+            time.sleep(0.02)
+        return False
+
     def raw(self, path, body, headers=""):
         """Sends a request and returns the open socket."""
         data = json.dumps(body).encode()
@@ -478,11 +486,9 @@ def test_keys_names_and_full_queue():
         auth = "Authorization: Bearer k1\r\n"
         long = {"prompt": "Ravi", "max_tokens": 3000, "ignore_eos": True, "stream": True}
         a = s.raw(COMP, long, auth)
-        a.recv(4096)                         # runs
+        assert s.reaches("num_requests_running", 1)
         b = s.raw(COMP, long, auth)
-        end = time.time() + 10
-        while s.metric("num_requests_waiting") < 1 and time.time() < end:
-            time.sleep(0.02)
+        assert s.reaches("num_requests_waiting", 1)
         code, j, h = s.post(COMP, {"prompt": "x"}, head)
         assert code == 429 and h["Retry-After"] and "error" in j, (code, j)
         try:
@@ -491,9 +497,7 @@ def test_keys_names_and_full_queue():
         except openai.RateLimitError:
             pass
         b.close()                            # the queued one leaves; the running one goes on
-        end = time.time() + 10
-        while s.metric("num_requests_waiting") > 0 and time.time() < end:
-            time.sleep(0.02)
+        assert s.reaches("num_requests_waiting", 0)
         assert s.metric("num_requests_running") == 1 and a.recv(4096)
         a.close()
         assert s.idle()
