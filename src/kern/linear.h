@@ -136,5 +136,5 @@ bool kern__plan_spec_only(const kern_linear_desc *d, int shard);
 /* Rows, by file. */
 extern const kern_linear_row kern__row_ref;
 extern const kern_linear_row kern__rows_avx2[], kern__rows_avx512[];
-extern const kern_linear_row kern__rows_vnni[], kern__rows_amx[];
+extern const kern_linear_row kern__rows_vnni[], kern__rows_amx[], kern__rows_avx2_int8[];
 #endif
