@@ -12,6 +12,7 @@
  * arrays, unknown types, split files (by name), and files that are several GGUF joined together. */
 #include "ckpt/gguf.h"
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "base/utf8.h"
@@ -31,12 +32,12 @@ typedef struct cursor {
 
 static int truncated(const cursor *c)
 {
+    char name[104] = "the header";
+    if (c->what) snprintf(name, sizeof name, "'%.100s'", c->what);
     return err_set(
         c->e, ERR_FORMAT,
-        "%s: the file ends inside %s%.100s at byte %zu of %zu; it is truncated, fetch it "
-        "again",
-        c->g->map.path, c->what ? "'" : "its header", c->what ? c->what : "",
-        (size_t)(c->p - c->g->map.data), c->g->map.size);
+        "%s: the file ends inside %s at byte %zu of %zu; it is truncated, fetch it again",
+        c->g->map.path, name, (size_t)(c->p - c->g->map.data), c->g->map.size);
 }
 
 static int take(cursor *c, void *out, size_t n)

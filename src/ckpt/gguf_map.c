@@ -398,7 +398,7 @@ static char *type_summary(const gguf_file *g)
         buf_printf(&b, "%s%s %d", b.len ? ", " : "", gguf_types[best].name, count[best]);
         count[best] = 0;
     }
-    buf_reserve(&b, 1);
+    buf_puts(&b, ""); /* no tensor at all: an empty text */
     return b.data;
 }
 
