@@ -23,7 +23,7 @@ typedef struct fixture_opts {
     int64_t max_rows, tokens;
 } fixture_opts;
 
-static void fixture_close(fixture *f)
+static inline void fixture_close(fixture *f)
 {
     if (f->pool) kv_pool_close(f->pool);
     model_close(f->m);
@@ -32,7 +32,7 @@ static void fixture_close(fixture *f)
     ckpt_close(f->c);
 }
 
-static int fixture_open(fixture *f, const fixture_opts *o, err *e)
+static inline int fixture_open(fixture *f, const fixture_opts *o, err *e)
 {
     int rc = 0;
     kern_opts ko = {.threads = o->threads ? o->threads : 1};
@@ -68,7 +68,7 @@ out:
 /* Rows [from, to) of a sequence of `len` ids as one step; their logits go to out [to - from,
  * vocab].
  */
-static int fixture_step(fixture *f, const int32_t *ids, int64_t from, int64_t to, int64_t len,
+static inline int fixture_step(fixture *f, const int32_t *ids, int64_t from, int64_t to, int64_t len,
                         float *out, err *e)
 {
     int32_t pos[1024], rows[1024], whole = (int32_t)len;
@@ -90,7 +90,7 @@ static int fixture_step(fixture *f, const int32_t *ids, int64_t from, int64_t to
     return model_forward(f->m, f->pool, &b, out, e);
 }
 
-static const st_tensor *fixture_tensor(const st_file *f, const char *name)
+static inline const st_tensor *fixture_tensor(const st_file *f, const char *name)
 {
     for (size_t i = 0; i < f->n; i++)
         if (!strcmp(f->tensors[i].name, name)) return &f->tensors[i];
@@ -98,7 +98,7 @@ static const st_tensor *fixture_tensor(const st_file *f, const char *name)
     return NULL;
 }
 
-static int32_t fixture_argmax(const float *x, int64_t n)
+static inline int32_t fixture_argmax(const float *x, int64_t n)
 {
     int64_t best = 0;
     for (int64_t i = 1; i < n; i++)
