@@ -37,6 +37,7 @@ void kern__acts_place(const kern__act_plan *p, int64_t M, void *mem, kern__acts 
     } else if (p->kind == ACT_BF16) {
         out->hi = (uint16_t *)(void *)at;
         if (p->terms > 1) out->lo = out->hi + round_up(cells, 32);
+        out->scale = (float *)(void *)(out->hi + (size_t)p->terms * round_up(cells, 32));
     } else {
         out->groups = (p->Kp + p->group - 1) / p->group;
         out->i8 = (int8_t *)at;
@@ -53,7 +54,7 @@ static void emulate_fp8(const kern__act_plan *p, const kern__ops *ops, float *v,
     for (int64_t k = 0; k < K; k += group) {
         int64_t n = K - k < group ? K - k : group;
         float s = p->in_scale > 0 ? p->in_scale : ops->amax(v + k, n) / max;
-        if (s > 0) ops->round_fp8(v + k, n, s, max);
+        if (s > 0) ops->round_fp8(v + k, n, s, max, s);
     }
 }
 
@@ -67,6 +68,10 @@ static void emulate_int(const kern__act_plan *p, const kern__ops *ops, float *v,
         int64_t n = K - k < group ? K - k : group;
         float s = p->in_scale > 0 ? p->in_scale : ops->amax(v + k, n) / half;
         if (!(s > 0)) continue;
+        if (p->in_zero == 0) {
+            ops->round_int(v + k, n, s, lo, hi, s);
+            continue;
+        }
         for (int64_t i = k; i < k + n; i++) {
             float q = nearbyintf(v[i] / s) + p->in_zero;
             q = q < lo ? lo : q > hi ? hi : q;
@@ -138,6 +143,23 @@ static void to_int8(const kern__act_plan *p, const kern__ops *ops, const float *
     }
 }
 
+/* Codes instead of values: what they are multiplied with goes to a->scale[m]. */
+static void to_codes(const kern__act_plan *p, const kern__ops *ops, float *v, int64_t m,
+                     const kern__acts *a)
+{
+    bool integer = num_infos[p->a.type].kind == 'I';
+    int bits = num_infos[p->a.type].bits;
+    float max = p->a.type == NUM_F8_E4M3 ? 448.0f : 57344.0f;
+    float half = integer ? (float)((1 << bits) - 1) / 2 : max;
+    float s = p->in_scale > 0 ? p->in_scale : ops->amax(v, p->K) / half;
+    a->scale[m] = s;
+    if (!(s > 0)) s = 1.0f;
+    if (integer)
+        ops->round_int(v, p->K, s, (float)-(1 << (bits - 1)), (float)((1 << (bits - 1)) - 1), 1.0f);
+    else
+        ops->round_fp8(v, p->K, s, max, 1.0f);
+}
+
 void kern__act_row(const kern__act_plan *p, const kern__ops *ops, const float *x, int64_t m,
                    const kern__acts *a, float *tmp)
 {
@@ -152,7 +174,10 @@ void kern__act_row(const kern__act_plan *p, const kern__ops *ops, const float *x
         memcpy(v, x, (size_t)p->K * sizeof *v);
     }
     memset(v + p->K, 0, (size_t)(p->Kp - p->K) * sizeof *v);
-    emulate(p, ops, v, p->K);
+    if (p->row_scale)
+        to_codes(p, ops, v, m, a);
+    else
+        emulate(p, ops, v, p->K);
     if (p->kind == ACT_I8)
         to_int8(p, ops, v, m, a);
     else if (p->kind == ACT_BF16)
@@ -163,7 +188,7 @@ bool kern__act_equal(const kern__act_plan *a, const kern__act_plan *b)
 {
     return a->kind == b->kind && qaxis_equal(&a->a, &b->a) && a->round_bf16 == b->round_bf16 &&
            a->group == b->group && a->div == b->div && a->fixed_scale == b->fixed_scale &&
-           a->terms == b->terms && a->in_scale == b->in_scale && a->in_zero == b->in_zero &&
-           a->in_global == b->in_global && a->perm == b->perm && a->pre_scale == b->pre_scale &&
-           a->K == b->K && a->Kp == b->Kp;
+           a->terms == b->terms && a->row_scale == b->row_scale && a->in_scale == b->in_scale &&
+           a->in_zero == b->in_zero && a->in_global == b->in_global && a->perm == b->perm &&
+           a->pre_scale == b->pre_scale && a->K == b->K && a->Kp == b->Kp;
 }

@@ -68,6 +68,7 @@ typedef struct kern__act_plan {
     float div;         /* ACT_I8: scale = amax/div: 127 (auto), 127.5 (spec) */
     float fixed_scale; /* ACT_I8 static per tensor; 0 = dynamic */
     int terms;         /* ACT_BF16: 1 = rounded, 2 = hi + lo */
+    bool row_scale;    /* ACT_BF16: codes in one exact term, times acts.scale[m] */
     int w_terms;       /* ACT_BF16: same for the weights */
     float in_scale, in_zero, in_global;
     const int32_t *perm;

@@ -21,6 +21,7 @@ void kern__ops_resolve(uint32_t features, kern__ops *out)
         if (t->rope) out->rope = t->rope;
         if (t->glu) out->glu = t->glu;
         if (t->round_fp8) out->round_fp8 = t->round_fp8;
+        if (t->round_int) out->round_int = t->round_int;
         if (t->amax) out->amax = t->amax;
         if (t->quant_i8) out->quant_i8 = t->quant_i8;
         if (t->split_bf16) out->split_bf16 = t->split_bf16;

@@ -14,8 +14,10 @@ typedef struct kern__ops {
     void (*glu)(kern_glu act, const float *g, const float *u, int64_t n, float *out);
     /* Whole operator, on the team. False = not for these arguments: the next table is asked. */
     bool (*attention)(kern_dev *d, const kern_attn_args *a);
-    /* v := value of fp8 code of v/scale, times scale (E4M3 when max is 448, else E5M2). */
-    void (*round_fp8)(float *v, int64_t n, float scale, float max);
+    /* v := mul times the value of the fp8 code of v/scale (E4M3 when max is 448, else E5M2). */
+    void (*round_fp8)(float *v, int64_t n, float scale, float max, float mul);
+    /* v := mul * clamp(RNE(v/scale), lo, hi) */
+    void (*round_int)(float *v, int64_t n, float scale, float lo, float hi, float mul);
     float (*amax)(const float *v, int64_t n);
     /* codes = clamp(RNE(v/scale), lo, hi); returns the sum. */
     int32_t (*quant_i8)(const float *v, int64_t n, float scale, int lo, int hi, int8_t *codes);

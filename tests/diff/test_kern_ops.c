@@ -162,8 +162,8 @@ static void test_rounding(void **state)
         for (int f = 0; f < 2; f++) {
             memcpy(a, v, (size_t)n * sizeof *a);
             memcpy(b, v, (size_t)n * sizeof *b);
-            o->round_fp8(a, n, 0.037f, f ? 57344.0f : 448.0f);
-            r->round_fp8(b, n, 0.037f, f ? 57344.0f : 448.0f);
+            o->round_fp8(a, n, 0.037f, f ? 57344.0f : 448.0f, 0.037f);
+            r->round_fp8(b, n, 0.037f, f ? 57344.0f : 448.0f, 0.037f);
             for (int64_t k = 0; k < n; k++)
                 near("fp8", isas[i].name, a[k], b[k], 0);
         }

@@ -98,7 +98,7 @@ static float amax(const float *v, int64_t n)
 
 /* |v| below the smallest normal of the type: multiples of its subnormal step, by adding and
  * subtracting a power of two; else the mantissa is cut to 3 (2) bits, ties to even. */
-static void round_fp8(float *v, int64_t n, float scale, float max)
+static void round_fp8(float *v, int64_t n, float scale, float max, float mul)
 {
     const bool e4m3 = max == 448.0f;
     const vf s = v_set1(scale), top = v_set1(max), tiny = v_set1(e4m3 ? 0x1p-6f : 0x1p-14f);
@@ -116,7 +116,17 @@ static void round_fp8(float *v, int64_t n, float scale, float max)
         vf big = v_bits(vi_and(vi_add(vi_add(b, half), odd), keep));
         vf small = v_sub(v_add(a, magic), magic);
         vf r = v_select(a, tiny, small, big);
-        v_store_n(v + i, v_mul(v_bits(vi_or(vi_bits(r), sg)), s), c);
+        v_store_n(v + i, v_mul(v_bits(vi_or(vi_bits(r), sg)), v_set1(mul)), c);
+    }
+}
+
+static void round_int(float *v, int64_t n, float scale, float lo, float hi, float mul)
+{
+    const vf s = v_set1(scale), vlo = v_set1(lo), vhi = v_set1(hi), m = v_set1(mul);
+    for (int64_t i = 0; i < n; i += 16) {
+        int c = n - i < 16 ? (int)(n - i) : 16;
+        vf q = v_rint(v_div(v_load_n(v + i, c), s));
+        v_store_n(v + i, v_mul(v_min(v_max(q, vlo), vhi), m), c);
     }
 }
 
@@ -160,4 +170,5 @@ static uint64_t kv_put(const kern_kv_layer *kv, int which, int head, int32_t slo
 
 #define OPS_TABLE                                                                                  \
     .rmsnorm = rmsnorm, .add = add, .rope = rope, .glu = glu, .round_fp8 = round_fp8,              \
-    .amax = amax, .quant_i8 = quant_i8, .split_bf16 = split_bf16, .kv_put = kv_put
+    .round_int = round_int, .amax = amax, .quant_i8 = quant_i8, .split_bf16 = split_bf16,          \
+    .kv_put = kv_put

@@ -50,11 +50,19 @@ static void glu(kern_glu act, const float *g, const float *u, int64_t n, float *
         out[i] = activate(act, g[i]) * u[i];
 }
 
-static void round_fp8(float *v, int64_t n, float scale, float max)
+static void round_fp8(float *v, int64_t n, float scale, float max, float mul)
 {
     num_dtype t = max == 448.0f ? NUM_F8_E4M3 : NUM_F8_E5M2;
     for (int64_t i = 0; i < n; i++)
-        v[i] = num_round(t, v[i] / scale) * scale;
+        v[i] = num_round(t, v[i] / scale) * mul;
+}
+
+static void round_int(float *v, int64_t n, float scale, float lo, float hi, float mul)
+{
+    for (int64_t i = 0; i < n; i++) {
+        float q = nearbyintf(v[i] / scale);
+        v[i] = (q < lo ? lo : q > hi ? hi : q) * mul;
+    }
 }
 
 static float amax(const float *v, int64_t n)
@@ -259,6 +267,7 @@ const kern__ops kern__ops_ref = {.name = "ref",
                                  .glu = glu,
                                  .attention = attention,
                                  .round_fp8 = round_fp8,
+                                 .round_int = round_int,
                                  .amax = amax,
                                  .quant_i8 = quant_i8,
                                  .split_bf16 = split_bf16,

@@ -5,9 +5,10 @@
  * A value that bf16 cannot hold is a sum of two bf16 terms, hi + lo, which keeps 16 bits of it:
  *   inputs   one term where the weights are quantized and the input is a 16-bit type: the rounding
  * that such a checkpoint gets on every GPU; two terms for unquantized weights and emulated inputs
- *   weights  one term when codes are exact in bf16 and the scale can wait (channel), or when auto
- * rounds dequantized weights; two terms when the input was forced to bf16 lo*lo is left out (2^-16
- * of the product).
+ *            fp8 and int8 codes per token or tensor are exact in one term, their scale is applied
+ * at the end weights  one term when codes are exact in bf16 and the scale can wait (channel), or
+ * when auto rounds dequantized weights; two terms when the input was forced to bf16 lo*lo is left
+ * out (2^-16 of the product).
  *
  * The tile configuration is loaded at the start of a part and released at its end, so that a
  * sleeping worker carries no tile state. Refused: batches up to 8, spec and f32 (computed in f32
@@ -148,8 +149,11 @@ static void put_tile(const kern__part *p, const float *c, int64_t panel, int64_t
     vf alpha = v_load(prep_alpha(w, panel));
     int n = rows_left(w, panel);
     float *y = p->y + m * p->ldy + panel * KERN_PANEL;
-    for (int64_t r = 0; r < rows; r++)
-        v_store_n(y + r * p->ldy, v_mul(v_load(c + 16 * r), alpha), n);
+    for (int64_t r = 0; r < rows; r++) {
+        vf c16 = v_mul(v_load(c + 16 * r), alpha);
+        if (p->plan->row_scale) c16 = v_mul(c16, v_set1(p->a->scale[m + r]));
+        v_store_n(y + r * p->ldy, c16, n);
+    }
 }
 
 static void block32(const kern__part *p, const operands *b, int64_t panel, int np, int64_t m)
@@ -218,14 +222,24 @@ static bool exact_codes(const qtensor *q)
            (kind == 'I' || num_infos[q->code].bits == 8 || q->code == NUM_BF16);
 }
 
+/* fp8 and int8 codes are exact in bf16, and one scale per row of X can wait. */
+static bool exact_input(const qtensor *q)
+{
+    const qaxis *a = &q->spec.a;
+    if (!qaxis_quantized(a) || num_infos[a->type].bits != 8 || q->input_zero != 0.0f) return false;
+    return a->scale == QS_FLOAT && (a->gran == Q_TOKEN || a->gran == Q_TENSOR);
+}
+
 static void plan_amx(const kern_linear_desc *d, int shard, int bucket, kern__act_plan *p)
 {
     (void)bucket;
     const qtensor *q = d->shard[shard];
     bool quantized = num_infos[q->code].bits <= 8;
     p->kind = ACT_BF16;
-    p->terms = d->act == KERN_ACT_BF16 || (quantized && !qaxis_quantized(&q->spec.a)) ? 1 : 2;
-    p->w_terms = exact_codes(q) || (d->act == KERN_ACT_AUTO && p->terms == 1) ? 1 : 2;
+    p->row_scale = d->act == KERN_ACT_AUTO && exact_input(q);
+    bool rounded = quantized && !qaxis_quantized(&q->spec.a);
+    p->terms = d->act == KERN_ACT_BF16 || rounded || p->row_scale ? 1 : 2;
+    p->w_terms = exact_codes(q) || (d->act == KERN_ACT_AUTO && rounded) ? 1 : 2;
 }
 
 #define NEEDS (CPU_AVX512 | CPU_AMX_BF16)
