@@ -66,13 +66,19 @@ static void collect_eos(engine *en)
 /* ---- memory -------------------------------------------------------------------------------------
  */
 
-/* "auto" is what the checkpoint asks for, else bf16; under activation dtype spec, which computes
- * 16-bit types in f32, f32. */
+/* "auto" is what --quantization or the checkpoint asks for, else bf16; under activation dtype spec,
+ * which computes 16-bit types in f32, f32. */
 static int resolve_kv(engine *en, kern_act act, const kv_format **out, err *e)
 {
     const char *text = en->o.kv_cache_dtype ? en->o.kv_cache_dtype : "auto";
     if (strcmp(text, "auto")) return kv_format_parse(text, out, e);
     const qaxis *kv = &en->q->kv;
+    qspec asked = {.kv = {.type = NUM_BF16}};
+    if (en->o.quantization && *en->o.quantization) {
+        int rc = qspec_parse(en->o.quantization, &asked, e);
+        if (rc < 0) return rc;
+        if (qaxis_quantized(&asked.kv)) kv = &asked.kv;
+    }
     if (qaxis_quantized(kv)) return kv_format_parse(num_infos[kv->type].name, out, e);
     return kv_format_parse(act == KERN_ACT_SPEC ? "f32" : "bf16", out, e);
 }
@@ -87,7 +93,7 @@ static int predict(engine *en, const kv_format *kv, kern_act act, err *e)
                   .features = en->dev->features,
                   .threads = team_size(en->dev->team),
                   .context = 1,
-                  .concurrency = 1,
+                  .concurrency = en->max_running,
                   .chunk_tokens = en->chunk,
                   .page_tokens = en->page_tokens};
     plan_out out;
@@ -115,6 +121,12 @@ static int too_small(const engine *en, uint64_t budget, uint64_t fixed, uint64_t
         en->o.mem_fraction, source);
 }
 
+static uint64_t logits_bytes(const engine *en)
+{
+    return (uint64_t)plan_logit_rows(en->vocab, en->chunk, en->max_running) * (uint64_t)en->vocab *
+           sizeof(float);
+}
+
 /* Pool: what the options ask for, at most what the budget leaves. */
 static int open_pool(engine *en, const kv_format *kv, uint64_t available, const char *source,
                      err *e)
@@ -126,7 +138,7 @@ static int open_pool(engine *en, const kv_format *kv, uint64_t available, const 
     int64_t pt = en->page_tokens;
     kv_sizes_of(kv->type, shapes, n, en->page_tokens, &sz);
     model_memory(en->m, &mb);
-    uint64_t fixed = mb.prepared + mb.other + mb.workspace,
+    uint64_t fixed = mb.prepared + mb.other + mb.workspace + logits_bytes(en),
              budget = (uint64_t)((double)available * en->o.mem_fraction);
     int64_t want_tokens = en->o.max_total_tokens;
     if (want_tokens <= 0)
@@ -175,9 +187,7 @@ static int open_buffers(engine *en, err *e)
 {
     void *p = NULL;
     size_t row = sizeof(float) * (size_t)en->vocab;
-    en->max_logit_rows = (int64_t)(((size_t)64 << 20) / row);
-    if (en->max_logit_rows > en->chunk) en->max_logit_rows = en->chunk;
-    if (en->max_logit_rows < en->max_running) en->max_logit_rows = en->max_running;
+    en->max_logit_rows = plan_logit_rows(en->vocab, en->chunk, en->max_running);
     int rc = kern_alloc(en->dev, &p, row * (size_t)en->max_logit_rows, e);
     if (rc < 0) return rc;
     en->logits = p;
@@ -256,8 +266,8 @@ static void describe(engine *en, const kv_format *kv, kern_act act)
              origin ? origin : "");
     i->weight_bytes = mb.prepared;
     i->weight_file_bytes = mb.file.total;
-    i->workspace_bytes = mb.workspace;
-    i->actual_bytes = mb.prepared + mb.other + mb.workspace;
+    i->workspace_bytes = mb.workspace + logits_bytes(en);
+    i->actual_bytes = mb.prepared + mb.other + i->workspace_bytes;
     i->max_len = en->max_len;
     i->max_running = en->max_running;
     i->vocab = en->vocab;

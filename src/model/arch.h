@@ -42,5 +42,14 @@ int arch_linears(const ckpt_config *c, arch_linear *out, int cap);
 /* All other tensors (embedding, norms): name, elements. Callback per tensor. */
 typedef void arch_tensor_fn(void *arg, const char *name, int64_t rows, int64_t cols);
 void arch_plain_tensors(const ckpt_config *c, arch_tensor_fn *fn, void *arg);
+
+/* Which stored tensors are embedding and head, whatever tie_word_embeddings claims (ends.c). */
+typedef struct arch_ends {
+    const char *embed, *head; /* modules: "model.embed_tokens", "lm_head" */
+    bool shared;              /* one tensor serves as both */
+    char warning[160];        /* "" = config and tensors agree */
+} arch_ends;
+struct quant_ckpt;
+int arch_find_ends(const struct quant_ckpt *q, arch_ends *out, err *e);
 int arch_layer_window(const ckpt_config *c, int layer); /* 0 = full attention */
 #endif

@@ -150,62 +150,24 @@ out:
 /* ---- embedding and head -------------------------------------------------------------------------
  */
 
-static bool same_bytes(const ckpt_tensor *a, const ckpt_tensor *b)
-{
-    return a->bytes == b->bytes && a->dtype == b->dtype && a->gguf == b->gguf &&
-           !memcmp(a->data, b->data, (size_t)a->bytes);
-}
-
-/* Which stored tensor serves as embedding and which as head, whatever tie_word_embeddings claims.
- */
-static int bind_ends(model *m, const char **embed, const char **head, err *e)
-{
-    const ckpt *c = m->q->c;
-    const ckpt_tensor *te = ckpt_find(c, "model.embed_tokens.weight"),
-                      *th = ckpt_find(c, "lm_head.weight");
-    bool stored_head = th || quant_has(m->q, "lm_head"), tie = m->cfg->tie_embeddings;
-    *embed = "model.embed_tokens";
-    *head = stored_head ? "lm_head" : "model.embed_tokens";
-    if (!te && th && tie) {
-        *embed = "lm_head"; /* some savers keep only the head of a tied pair */
-        return 0;
-    }
-    if (!te) {
-        const ckpt_tensor *none;
-        return ckpt_need(c, "model.embed_tokens.weight", &none, e);
-    }
-    if (!stored_head && !tie && m->cfg->tie_embeddings_present)
-        return err_set(e, ERR_MISSING,
-                       "%s: tensor 'lm_head.weight' is missing and config.json says "
-                       "tie_word_embeddings false; fetch the missing tensor, "
-                       "or set tie_word_embeddings to true if the model shares its embedding",
-                       ckpt_path(c));
-    if (tie && th && same_bytes(te, th))
-        *head = "model.embed_tokens";
-    else if (tie && stored_head)
-        log_warn("%s: tie_word_embeddings is true, but a different lm_head.weight is stored; the "
-                 "stored one is used",
-                 ckpt_path(c));
-    return 0;
-}
-
 static int load_ends(model *m, err *e)
 {
     int rc = 0;
-    const char *embed, *head;
     const ckpt_config *c = m->cfg;
     arch_linear l = {.kind = ARCH_LM_HEAD, .layer = -1, .n_shards = 1};
-    TRY(bind_ends(m, &embed, &head, e));
+    arch_ends ends;
+    TRY(arch_find_ends(m->q, &ends, e));
+    if (*ends.warning) log_warn("%s: %s", ckpt_path(m->q->c), ends.warning);
     arch_shard s = {.N = c->vocab_size, .K = c->hidden_size};
-    snprintf(s.module, sizeof s.module, "%s", embed);
+    snprintf(s.module, sizeof s.module, "%s", ends.embed);
     TRY(load_shard(m, &s, &m->embed, e));
     qtensor_bytes(&m->embed, &m->bytes.file);
     m->bytes.other += (uint64_t)m->embed.N * m->embed.row_bytes;
     qbytes before = m->bytes.file;
     l.shard[0] = s;
-    snprintf(l.shard[0].module, sizeof l.shard[0].module, "%s", head);
+    snprintf(l.shard[0].module, sizeof l.shard[0].module, "%s", ends.head);
     TRY(make_linear(m, &l, &m->lm_head, e));
-    if (!strcmp(embed, head)) m->bytes.file = before; /* one stored copy is counted once */
+    if (ends.shared) m->bytes.file = before; /* one stored copy is counted once */
 out:
     return rc;
 }

@@ -67,13 +67,6 @@ static const char *refusal(const qspec *s, const arch_shard *l, char *out, size_
     return out;
 }
 
-static bool tied(const plan_in *in)
-{
-    if (!in->q) return in->cfg->tie_embeddings;
-    return !ckpt_find(in->q->c, "lm_head.weight") ||
-           (in->cfg->tie_embeddings && !ckpt_find(in->q->c, "model.embed_tokens.weight"));
-}
-
 static num_dtype plain_type(const plan_in *in, const char *module)
 {
     char name[160];
@@ -86,16 +79,9 @@ static num_dtype plain_type(const plan_in *in, const char *module)
 /* Spec by which a module is stored in the checkpoint, NULL when plain. */
 static const qspec *stored_spec(const plan_in *in, const char *module)
 {
-    if (!in->q || !quant_has(in->q, module) || !in->q->n_groups) return NULL;
-    for (int i = 0; i < in->q->n_groups; i++)
-        for (int k = 0; k < in->q->groups[i].n_targets; k++) {
-            quant_rule *r = NULL;
-            bool hit = quant_rule_make(&r, in->q->groups[i].targets[k], NULL) == 0 &&
-                       quant_rule_match(r, module);
-            quant_rule_drop(r);
-            if (hit) return &in->q->groups[i].spec;
-        }
-    return &in->q->groups[0].spec;
+    if (!in->q || !quant_has(in->q, module)) return NULL;
+    const quant_group *g = quant_group_of(in->q, module);
+    return g ? &g->spec : NULL;
 }
 
 static void plain_add(qbytes *b, uint64_t bytes)
@@ -104,14 +90,15 @@ static void plain_add(qbytes *b, uint64_t bytes)
     b->total += bytes;
 }
 
-typedef struct plain_sum {
+typedef struct plan_sum {
     const plan_in *in;
     plan_out *out;
-} plain_sum;
+    arch_ends ends;
+} plan_sum;
 
 static void count_plain(void *arg, const char *name, int64_t rows, int64_t cols)
 {
-    plain_sum *p = arg;
+    plan_sum *p = arg;
     const ckpt_tensor *t = p->in->q ? ckpt_find(p->in->q->c, name) : NULL;
     uint64_t n = (uint64_t)(rows * cols), bytes = t ? t->bytes : 2 * n;
     /* Vectors become f32 in memory; the embedding stays in its file's type (gguf blocks become
@@ -143,14 +130,16 @@ static void count_bias(const plan_in *in, const arch_shard *s, plan_out *out)
     out->resident_weights += 4 * (uint64_t)s->N;
 }
 
-static void count_linear(const plan_in *in, const arch_linear *l, plan_out *out)
+static void count_linear(const plan_sum *sum, const arch_linear *l)
 {
+    const plan_in *in = sum->in;
+    plan_out *out = sum->out;
     static const qspec plain = {{.type = NUM_BF16}, {.type = NUM_BF16}, {.type = NUM_BF16}};
     bool quantize = in->scheme && qaxis_quantized(&in->scheme->w) && l->kind != ARCH_LM_HEAD;
     for (int i = 0; i < l->n_shards; i++) {
         arch_shard s = l->shard[i];
-        bool copy = l->kind == ARCH_LM_HEAD && tied(in);
-        if (copy) snprintf(s.module, sizeof s.module, "model.embed_tokens");
+        bool copy = l->kind == ARCH_LM_HEAD && sum->ends.shared; /* on disk once, prepared anew */
+        if (l->kind == ARCH_LM_HEAD) snprintf(s.module, sizeof s.module, "%s", sum->ends.head);
         const qspec *have = stored_spec(in, s.module), *use = quantize ? in->scheme
                                                               : have   ? have
                                                                        : &plain;
@@ -168,6 +157,13 @@ static void count_linear(const plan_in *in, const arch_linear *l, plan_out *out)
     }
 }
 
+int64_t plan_logit_rows(int64_t vocab, int64_t chunk_tokens, int64_t concurrency)
+{
+    int64_t rows = PLAN_LOGIT_BYTES / ((int64_t)sizeof(float) * vocab);
+    if (rows > chunk_tokens) rows = chunk_tokens;
+    return rows > concurrency ? rows : concurrency;
+}
+
 static uint64_t workspace(const plan_in *in)
 {
     const ckpt_config *c = in->cfg;
@@ -178,7 +174,9 @@ static uint64_t workspace(const plan_in *in)
     int64_t max_k = h > q ? h : q, max_n = q + 2 * kv > 2 * f ? q + 2 * kv : 2 * f;
     if (f > max_k) max_k = f;
     if (c->vocab_size > max_n) max_n = c->vocab_size;
-    return (uint64_t)T * lanes * sizeof(float) + kern_reserve_bytes(T, max_k, max_n, in->threads);
+    return (uint64_t)T * lanes * sizeof(float) + kern_reserve_bytes(T, max_k, max_n, in->threads) +
+           (uint64_t)plan_logit_rows(c->vocab_size, T, in->concurrency) * (uint64_t)c->vocab_size *
+               sizeof(float);
 }
 
 static void count_kv(const plan_in *in, plan_out *out)
@@ -200,12 +198,16 @@ int plan_compute(const plan_in *in, plan_out *out, err *e)
     *out = (plan_out){0};
     int rc = arch_find(in->cfg, &arch, e);
     if (rc < 0) return rc;
+    plan_sum sum = {.in = in, .out = out};
+    sum.ends = (arch_ends){.embed = "model.embed_tokens",
+                           .head = in->cfg->tie_embeddings ? "model.embed_tokens" : "lm_head",
+                           .shared = in->cfg->tie_embeddings};
+    if (in->q && (rc = arch_find_ends(in->q, &sum.ends, e)) < 0) return rc;
     int n = arch_linears(in->cfg, NULL, 0);
     arch_linear *all = xcalloc((size_t)n, sizeof *all);
-    plain_sum sum = {in, out};
     arch_linears(in->cfg, all, n);
     for (int i = 0; i < n; i++)
-        count_linear(in, &all[i], out);
+        count_linear(&sum, &all[i]);
     arch_plain_tensors(in->cfg, count_plain, &sum);
     mem_free(all);
     out->workspace = workspace(in);

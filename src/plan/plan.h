@@ -25,6 +25,9 @@ typedef struct plan_out {
     uint64_t total;
     char refused[256];          /* why the scheme cannot be used for this model; "" = can */
 } plan_out;
+/* Rows of the logits buffer of an engine: as many as a step may report, within PLAN_LOGIT_BYTES. */
+#define PLAN_LOGIT_BYTES ((int64_t)64 << 20)
+int64_t plan_logit_rows(int64_t vocab, int64_t chunk_tokens, int64_t concurrency);
 int plan_compute(const plan_in *in, plan_out *out, err *e);
 /* KV pages so that weights + kv + workspace stay inside the budget; 0 = does not fit. */
 int64_t plan_kv_pages(uint64_t budget, uint64_t fixed, uint64_t page_bytes, int64_t want_pages);
