@@ -642,6 +642,7 @@ int ckpt__gguf_tokenizer_config(const ckpt *c, buf *out, err *e)
     vocab v;
     specials s;
     jw w;
+    buf text = {0};
     int rc = 0;
     TRY(vocab_open(&v, c, e));
     TRY(read_specials(&v, &s));
@@ -662,9 +663,15 @@ int ckpt__gguf_tokenizer_config(const ckpt *c, buf *out, err *e)
     jw_kbool(&w, "clean_up_tokenization_spaces", false);
     jw_ki64(&w, "model_max_length", c->cfg.max_position);
     jw_kstr(&w, "tokenizer_class", "PreTrainedTokenizerFast");
+    TRY(ckpt__gguf_template(c, &text, e));
+    if (text.len) {
+        jw_key(&w, "chat_template");
+        jw_strn(&w, text.data, text.len);
+    }
     jw_end_obj(&w);
     buf_putc(out, '\n');
 out:
+    buf_free(&text);
     vocab_close(&v);
     return rc < 0 ? rc : 0;
 }

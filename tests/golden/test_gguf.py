@@ -77,8 +77,8 @@ def check_convert(values, tare):
         with open(os.path.join(out, "config.json")) as f:
             cfg = json.load(f)
         report(cfg["eos_token_id"] == [0, 7] and cfg["rms_norm_eps"] == 1e-5, "gguf_convert_config")
-        with open(os.path.join(out, "chat_template.jinja")) as f:
-            report(f.read() == fixture.TEMPLATE, "gguf_convert_template")
+        with open(os.path.join(out, "tokenizer_config.json")) as f:
+            report(json.load(f)["chat_template"] == fixture.TEMPLATE, "gguf_convert_template")
 
 
 def main():

@@ -2,6 +2,7 @@
  * all. */
 #include "check.h"
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -390,6 +391,37 @@ static void killed_writer(void **state)
     free(out);
 }
 
+/* A full disk, as a limit on the size of files: the error is told, and nothing is left. */
+static void full_disk(void **state)
+{
+    (void)state;
+    err e = {0};
+    char *out = file_join(dir, "full");
+    pid_t pid = fork();
+    if (pid == 0) {
+        ckpt_writer *w = NULL;
+        const int64_t shape[] = {1 << 18};
+        float *v = xcalloc(1 << 18, sizeof *v);
+        struct rlimit limit = {4096, 4096};
+        signal(SIGXFSZ, SIG_IGN);
+        setrlimit(RLIMIT_FSIZE, &limit);
+        int rc = ckpt_writer_open(&w, out, 0, false, &e);
+        if (rc == 0) rc = ckpt_writer_tensor(w, "a", NUM_F32, 1, shape, v, &e);
+        if (rc == 0) rc = ckpt_writer_finish(w, config, &e);
+        ckpt_writer_abort(&w);
+        _exit(rc < 0 && e.msg[0] && strstr(e.msg, dir) ? 7 : 1);
+    }
+    int status;
+    waitpid(pid, &status, 0);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 7);
+    char *left = xasprintf("%s.tmp-%ld", out, (long)pid);
+    assert_false(file_exists(out));
+    assert_false(file_exists(left));
+    free(left);
+    free(out);
+}
+
 static void side_files(void **state)
 {
     (void)state;
@@ -459,6 +491,7 @@ int main(void)
         cmocka_unit_test(writer_limits),
         cmocka_unit_test(existing_output),
         cmocka_unit_test(killed_writer),
+        cmocka_unit_test(full_disk),
         cmocka_unit_test(side_files),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
