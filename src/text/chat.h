@@ -15,4 +15,6 @@ int chat_render(const chat_template *t, const json *messages, const json *extra,
                 bool add_generation_prompt, const char *bos, const char *eos, buf *out, err *e);
 /* Bare rendering for tests: context is the whole variable object. */
 int chat_render_raw(const chat_template *t, const json *context, buf *out, err *e);
+/* strftime_now counts from this moment, in UTC, instead of the local clock: for tests. */
+void chat_template_fix_clock(chat_template *t, int64_t unix_seconds);
 #endif

@@ -36,7 +36,8 @@ int j_fail(jrun *r, const char *fmt, ...)
 
 int j_step(jrun *r)
 {
-    if (++r->steps > J_MAX_STEPS) return j_fail(r, "the template takes more than %d steps", J_MAX_STEPS);
+    if (++r->steps > r->max_steps)
+        return j_fail(r, "the template takes more than %llu steps", (unsigned long long)r->max_steps);
     if (r->bytes > J_MAX_BYTES)
         return j_fail(r, "the template makes more than %zu bytes of values", J_MAX_BYTES);
     return 0;
@@ -1054,10 +1055,10 @@ static void bind_globals(jrun *r, const json *context)
     }
 }
 
-int jinja_render(const jtmpl *t, const json *context, buf *out, err *e)
+int jinja_render(const jtmpl *t, const json *context, uint64_t max_steps, buf *out, err *e)
 {
     buf text = {0};
-    jrun r = {.t = t, .a = arena_make(), .e = e, .out = &text, .line = 1};
+    jrun r = {.t = t, .a = arena_make(), .e = e, .out = &text, .line = 1, .max_steps = max_steps};
     r.globals = j_alloc(&r, (t->n_syms + 1) * sizeof(jv));
     r.scope = r.root = push_scope(&r, NULL);
     bind_globals(&r, context);

@@ -228,7 +228,7 @@ typedef struct jrun {
     jscope *root;
     jv *globals; /* by symbol id: context and built-in functions; J_UNDEF = absent */
     jv input;      /* what the innermost filter of a filter block works on */
-    uint64_t steps;
+    uint64_t steps, max_steps;
     size_t bytes;
     int depth;
     uint32_t line;
@@ -270,7 +270,7 @@ typedef struct j_row { /* filters, tests, functions and methods are tables of th
     uint8_t min, max; /* arguments besides the value */
 } j_row;
 
-int jinja_render(const jtmpl *t, const json *context, buf *out, err *e);
+int jinja_render(const jtmpl *t, const json *context, uint64_t max_steps, buf *out, err *e);
 
 /* jinja_eval.c */
 int j_fail(jrun *r, const char *fmt, ...) PRINTF(2, 3);
@@ -321,7 +321,8 @@ int j_slice(jrun *r, jv v, jv lo, jv hi, jv step, jv *out);
 jv j_from_json(jrun *r, const json *x, int depth);
 bool j_space(uint32_t cp);                                              /* Python's str.isspace */
 jv j_strip(jv s, const char *set, size_t n_set, bool left, bool right); /* set NULL = spaces */
-jv j_case(jrun *r, jv s, int how); /* 0 lower 1 upper 2 capitalize 3 title */
+jv j_case(jrun *r, jv s, int how); /* 0 lower, 1 upper, 2 capitalize,
+                                                           3 str.title, 4 the filter title */
 
 /* arguments by position or name; missing leaves *out alone and returns false */
 bool j_arg(const jcall *c, size_t pos, const char *name, jv *out);

@@ -1,402 +1,448 @@
-/* Template source to tokens, set up as transformers sets up Jinja2: trim_blocks and lstrip_blocks on,
- * one trailing newline dropped, line ends made "\n".
+/* Template text to tokens, with the whitespace rules that transformers sets.
  *
- * - after a block or comment tag the first newline goes, unless the tag ends in "+%}"
- * - before a block or comment tag that stands first on its line, the indentation goes, unless the tag
- *   begins with "+"
- * - "-" on either side removes all white space there
- * The text of a token points into the normalized source, except strings with escapes. */
+ * Line ends become "\n" and one of them is dropped from the end of the source. Outside of tags
+ * everything is one JT_TEXT token up to the next "{{", "{%" or "{#", and the tags shape it:
+ *   "{%-"  strips all white space before the tag, "-%}" all after it, in any kind of tag;
+ *   otherwise a block or comment that is first on its line loses the spaces before it (lstrip),
+ *   and a block or comment loses the one "\n" behind it (trim); "{%+" and "+%}" prevent that.
+ * Comments vanish here, and so do raw blocks, whose inside is text.
+ *
+ * An end mark counts only outside of brackets: `{{ {'a': {}} }}` is one tag. Refused: unclosed
+ * tags, comments, strings and brackets, integers beyond 64 bits, characters that begin no token.
+ * The source has no NUL bytes (j_parse), so that strchr may look for its characters. */
 #include <stdlib.h>
 #include <string.h>
 #include "base/utf8.h"
-#include "text/jinja.h"
+#include "text/jinja_internal.h"
 
 typedef struct lexer {
-    jj_template *t;
+    jtmpl *t;
     const char *s;
-    size_t n, at;
-    int line;
-    bool line_start;    /* what was read last ended with a newline */
+    size_t n, pos;
+    uint32_t line;
+    bool line_starting;
+    char stack[J_MAX_PARSE];
+    size_t depth;
     jtoken *v;
-    size_t n_tok, cap;
+    size_t n_v, cap;
     err *e;
 } lexer;
 
 static int fail(lexer *x, const char *what)
 {
-    return err_set(x->e, ERR_FORMAT, "%s: line %d: %s", x->t->where, x->line, what);
+    return err_set(x->e, ERR_FORMAT, "%s, line %u: %s", x->t->where, x->line, what);
 }
 
-static jtoken *push(lexer *x, int type)
+static jtoken *add(lexer *x, int type)
 {
-    if (x->n_tok == x->cap) {
+    if (x->n_v == x->cap) {
         x->cap = x->cap ? x->cap * 2 : 256;
-        x->v = xrealloc(x->v, x->cap * sizeof *x->v);
+        x->v = xrealloc(x->v, x->cap * sizeof(jtoken));
     }
-    jtoken *k = &x->v[x->n_tok++];
-    *k = (jtoken){.type = (uint8_t)type, .line = x->line};
+    jtoken *k = &x->v[x->n_v++];
+    memset(k, 0, sizeof(*k));
+    k->t = (uint8_t)type;
+    k->line = x->line;
     return k;
 }
 
-static bool space_at(const lexer *x, size_t i, size_t *k)
+static bool at(const lexer *x, size_t pos, const char *mark)
+{
+    size_t k = strlen(mark);
+    return pos <= x->n && x->n - pos >= k && !memcmp(x->s + pos, mark, k);
+}
+
+/* Bytes of the white space character at pos, 0 when there is none. */
+static size_t space_at(const lexer *x, size_t pos)
 {
     uint32_t cp;
-    int m = i < x->n ? utf8_decode(x->s + i, x->n - i, &cp) : 0;
-    *k = (size_t)m;
-    return m && js_is_space(cp);
+    if (pos >= x->n) return 0;
+    int k = utf8_decode(x->s + pos, x->n - pos, &cp);
+    return k > 0 && j_space(cp) ? (size_t)k : 0;
 }
 
 static void advance(lexer *x, size_t to)
 {
-    for (; x->at < to; x->at++)
-        if (x->s[x->at] == '\n') x->line++;
+    for (; x->pos < to; x->pos++)
+        x->line += x->s[x->pos] == '\n';
 }
 
-static void skip_space(lexer *x)
+static void skip_spaces(lexer *x)
 {
-    size_t k;
-    while (space_at(x, x->at, &k))
-        advance(x, x->at + k);
+    for (size_t k; (k = space_at(x, x->pos)) > 0;)
+        advance(x, x->pos + k);
 }
 
-/* Length of text[0, n) without the white space at its end. */
-static size_t rstrip(const char *s, size_t n)
+/* Moves behind an end mark of `len` bytes and does what its sign says. */
+static void finish_tag(lexer *x, size_t len, char sign, bool trims)
 {
-    while (n) {
-        size_t i = n - 1;
-        uint32_t cp;
-        while (i && n - i < 4 && ((unsigned char)s[i] & 0xC0) == 0x80)
-            i--;
-        if (!utf8_decode(s + i, n - i, &cp) || !js_is_space(cp)) break;
-        n = i;
-    }
-    return n;
+    advance(x, x->pos + len);
+    if (sign == '-')
+        skip_spaces(x);
+    else if (trims && sign != '+' && at(x, x->pos, "\n"))
+        advance(x, x->pos + 1);
+    x->line_starting = x->pos > 0 && x->s[x->pos - 1] == '\n';
 }
 
-/* Text before a tag at `end`; sign is the character behind the opening brace pair. */
-static void push_data(lexer *x, size_t end, char sign, bool is_variable)
+/* Emits the text [from,to) before a tag. */
+static void emit_text(lexer *x, size_t from, size_t to, char sign, bool variable)
 {
-    const char *p = x->s + x->at;
-    size_t n = end - x->at, keep = n;
+    jv text = j_str(x->s + from, to - from);
     if (sign == '-') {
-        keep = rstrip(p, n);
-    } else if (sign != '+' && !is_variable) {
-        size_t line = n;
-        while (line && p[line - 1] != '\n')
-            line--;
-        if ((line || x->line_start) && n > line) {
-            size_t s = rstrip(p, n);
-            if (s <= line) keep = line;
+        text = j_strip(text, NULL, 0, false, true);
+    } else if (sign != '+' && !variable) {
+        size_t start = text.n;
+        while (start > 0 && text.s[start - 1] != '\n')
+            start--;
+        jv rest = j_strip(j_str(text.s + start, text.n - start), NULL, 0, true, false);
+        if ((start > 0 || x->line_starting) && rest.n == 0) text.n = start;
+    }
+    if (text.n == 0) return;
+    jtoken *k = add(x, JT_TEXT);
+    k->s = text.s;
+    k->n = text.n;
+}
+
+static bool is_digit(const lexer *x, size_t p)
+{
+    return p < x->n && x->s[p] >= '0' && x->s[p] <= '9';
+}
+
+/* Copies digits and single underscores between them; returns the position behind. */
+static size_t take_digits(const lexer *x, size_t p, buf *b)
+{
+    while (is_digit(x, p) || (p < x->n && x->s[p] == '_' && is_digit(x, p + 1))) {
+        if (x->s[p] != '_') buf_putc(b, x->s[p]);
+        p++;
+    }
+    return p;
+}
+
+static int parse_int(lexer *x, const char *digits, size_t k, uint64_t base, jtoken *tok)
+{
+    uint64_t v = 0;
+    for (size_t i = 0; i < k; i++) {
+        int c = digits[i];
+        uint64_t d = (uint64_t)(c <= '9' ? c - '0' : (c | 32) - 'a' + 10);
+        if (d >= base) return fail(x, "a digit that does not fit the number's base");
+        if (v > (INT64_MAX - d) / base) return fail(x, "an integer larger than 64 bits");
+        v = v * base + d;
+    }
+    tok->i = (int64_t)v;
+    return 0;
+}
+
+static int lex_based(lexer *x, uint64_t base)
+{
+    size_t p = x->pos + 2, from = p;
+    while (p < x->n && strchr("0123456789abcdefABCDEF", x->s[p]))
+        p++;
+    if (p == from) return fail(x, "a number without digits");
+    x->pos = p;
+    return parse_int(x, x->s + from, p - from, base, add(x, JT_INT));
+}
+
+static int lex_number(lexer *x)
+{
+    size_t p = x->pos;
+    char second = p + 1 < x->n ? x->s[p + 1] : ' ';
+    if (x->s[p] == '0' && strchr("xX", second)) return lex_based(x, 16);
+    if (x->s[p] == '0' && strchr("oO", second)) return lex_based(x, 8);
+    if (x->s[p] == '0' && strchr("bB", second)) return lex_based(x, 2);
+    bool after_dot = x->n_v && x->v[x->n_v - 1].t == JT_DOT, is_float = false;
+    buf b = {0};
+    p = take_digits(x, p, &b);
+    if (!after_dot && p < x->n && x->s[p] == '.' && is_digit(x, p + 1)) {
+        buf_putc(&b, '.');
+        p = take_digits(x, p + 1, &b);
+        is_float = true;
+    }
+    if (!after_dot && p < x->n && (x->s[p] == 'e' || x->s[p] == 'E')) {
+        size_t q = p + 1;
+        if (q < x->n && (x->s[q] == '+' || x->s[q] == '-')) q++;
+        if (is_digit(x, q)) {
+            buf_add(&b, x->s + p, q - p);
+            p = take_digits(x, q, &b);
+            is_float = true;
         }
     }
-    if (keep) {
-        jtoken *k = push(x, JT_DATA);
-        k->s = p;
-        k->n = keep;
-    }
-    advance(x, end);
+    jtoken *tok = add(x, is_float ? JT_FLOAT : JT_INT);
+    int rc = 0;
+    if (is_float)
+        tok->f = strtod(b.data, NULL);
+    else
+        rc = parse_int(x, b.data, b.len, 10, tok);
+    buf_free(&b);
+    x->pos = p;
+    return rc;
 }
 
-/* The end of a tag has been read up to x->at: drop what follows by the sign before it. */
-static void after_tag(lexer *x, char sign, bool trims_newline)
-{
-    x->line_start = false;
-    size_t from = x->at;
-    if (sign == '-') skip_space(x);
-    else if (sign != '+' && trims_newline && x->at < x->n && x->s[x->at] == '\n')
-        advance(x, x->at + 1);
-    if (x->at > from) x->line_start = x->s[x->at - 1] == '\n';
-}
-
-static int comment(lexer *x)
-{
-    const char *p = x->s + x->at;
-    size_t lo = 2;
-    if (x->at + 2 < x->n && (p[2] == '-' || p[2] == '+')) lo = 3;
-    for (size_t i = lo; x->at + i + 1 < x->n; i++) {
-        if (p[i] != '#' || p[i + 1] != '}') continue;
-        char sign = i > lo ? p[i - 1] : 0;
-        advance(x, x->at + i + 2);
-        after_tag(x, sign, true);
-        return 0;
-    }
-    return fail(x, "missing end of comment tag");
-}
-
-/* Reads "{%[-+]? name [-+]?%}" at i; returns its length and the signs, or 0. */
-static size_t bare_tag(const lexer *x, size_t i, const char *name, char *open, char *close)
-{
-    size_t at = i + 2, k, m = strlen(name);
-    *open = *close = 0;
-    if (i + 2 > x->n || memcmp(x->s + i, "{%", 2) != 0) return 0;
-    if (at < x->n && (x->s[at] == '-' || x->s[at] == '+')) *open = x->s[at++];
-    while (space_at(x, at, &k))
-        at += k;
-    if (x->n - at < m || memcmp(x->s + at, name, m) != 0) return 0;
-    at += m;
-    while (space_at(x, at, &k))
-        at += k;
-    if (at < x->n && (x->s[at] == '-' || x->s[at] == '+')) *close = x->s[at++];
-    if (x->n - at < 2 || memcmp(x->s + at, "%}", 2) != 0) return 0;
-    return at + 2 - i;
-}
-
-/* {% raw %} … {% endraw %}: x->at is behind the opening tag. */
-static int raw(lexer *x)
-{
-    char open, close;
-    for (size_t i = x->at; i + 1 < x->n; i++) {
-        size_t len = x->s[i] == '{' ? bare_tag(x, i, "endraw", &open, &close) : 0;
-        if (!len) continue;
-        push_data(x, i, open, false);
-        advance(x, i + len);
-        after_tag(x, close, true);
-        return 0;
-    }
-    return fail(x, "missing end of raw block");
-}
-
-/* ---- inside tags ------------------------------------------------------------------------------ */
-
-static void hex_escape(const char *p, size_t n, size_t digits, size_t *used, buf *out)
+static size_t read_hex(const char *s, size_t n, size_t want, uint32_t *out)
 {
     uint32_t v = 0;
-    size_t i = 0;
-    for (; i < digits && i < n; i++) {
-        char c = p[i];
-        int d = c >= '0' && c <= '9'   ? c - '0'
-                : c >= 'a' && c <= 'f' ? c - 'a' + 10
-                : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                       : -1;
-        if (d < 0) break;
-        v = v << 4 | (uint32_t)d;
+    if (n < want) return 0;
+    for (size_t i = 0; i < want; i++) {
+        char c = s[i];
+        if (c >= '0' && c <= '9')
+            v = v * 16 + (uint32_t)(c - '0');
+        else if ((c | 32) >= 'a' && (c | 32) <= 'f')
+            v = v * 16 + (uint32_t)((c | 32) - 'a' + 10);
+        else
+            return 0;
     }
-    char u[4];
-    *used = i;
-    buf_add(out, u, (size_t)utf8_encode(v, u));
+    *out = v;
+    return want;
 }
 
-static void one_escape(const char *p, size_t n, size_t *used, buf *out)
+/* One escape behind a backslash, as Python's string literals have them; returns bytes used. */
+static size_t unescape(const char *s, size_t n, buf *b)
 {
-    static const char from[] = "ntrabfv\\'\"", to[] = "\n\t\r\a\b\f\v\\'\"";
-    const char *hit = strchr(from, p[0]);
-    size_t k = 0;
-    *used = 1;
-    if (p[0] && hit) {
-        buf_putc(out, to[hit - from]);
-    } else if (p[0] == '\n') {
-        return;
-    } else if (p[0] == 'x' || p[0] == 'u' || p[0] == 'U') {
-        hex_escape(p + 1, n - 1, p[0] == 'x' ? 2 : p[0] == 'u' ? 4 : 8, &k, out);
-        *used += k;
-    } else if (p[0] >= '0' && p[0] <= '7') {
-        uint32_t v = 0;
-        for (*used = 0; *used < 3 && *used < n && p[*used] >= '0' && p[*used] <= '7'; ++*used)
-            v = v * 8 + (uint32_t)(p[*used] - '0');
-        char u[4];
-        buf_add(out, u, (size_t)utf8_encode(v, u));
-    } else {
-        buf_putc(out, '\\');
-        buf_putc(out, p[0]);
+    static const char from[] = "\\'\"abfnrtv", to[] = "\\'\"\a\b\f\n\r\t\v";
+    char c = s[0], enc[4];
+    uint32_t cp = 0;
+    const char *hit = strchr(from, c);
+    if (c == '\n') return 1;
+    if (hit) {
+        buf_putc(b, to[hit - from]);
+        return 1;
     }
+    if (c >= '0' && c <= '7') {
+        size_t k = 0;
+        while (k < 3 && k < n && s[k] >= '0' && s[k] <= '7')
+            cp = cp * 8 + (uint32_t)(s[k++] - '0');
+        buf_add(b, enc, (size_t)utf8_encode(cp, enc));
+        return k;
+    }
+    size_t want = c == 'x' ? 2 : c == 'u' ? 4 : c == 'U' ? 8 : 0;
+    if (want && read_hex(s + 1, n - 1, want, &cp)) {
+        size_t used = 1 + want;
+        uint32_t low;
+        if (c == 'u' && cp >= 0xd800 && cp < 0xdc00 && n >= used + 6 && s[used] == '\\' &&
+            s[used + 1] == 'u' && read_hex(s + used + 2, 4, 4, &low) && low >= 0xdc00 &&
+            low < 0xe000) {
+            cp = 0x10000 + ((cp - 0xd800) << 10) + (low - 0xdc00);
+            used += 6;
+        }
+        buf_add(b, enc, (size_t)utf8_encode(cp, enc));
+        return used;
+    }
+    buf_putc(b, '\\'); /* no escape: the backslash stands for itself */
+    return 0;
 }
 
-static int string(lexer *x)
+static int lex_string(lexer *x)
 {
-    char quote = x->s[x->at];
-    size_t i = x->at + 1;
-    bool escaped = false;
-    while (i < x->n && x->s[i] != quote) {
-        if (x->s[i] == '\\') {
-            escaped = true;
-            i++;
-        }
-        i++;
+    char quote = x->s[x->pos];
+    size_t p = x->pos + 1;
+    buf b = {0};
+    while (p < x->n && x->s[p] != quote) {
+        if (x->s[p] == '\\' && p + 1 < x->n)
+            p += 1 + unescape(x->s + p + 1, x->n - p - 1, &b);
+        else
+            buf_putc(&b, x->s[p++]);
     }
-    if (i >= x->n) return fail(x, "a string is not closed");
-    jtoken *k = push(x, JT_STRING);
-    const char *p = x->s + x->at + 1;
-    size_t n = i - x->at - 1;
-    k->s = p;
-    k->n = n;
-    if (escaped) {
-        buf b = {0};
-        for (size_t j = 0; j < n;) {
-            size_t used = 1;
-            if (p[j] == '\\' && j + 1 < n) {
-                one_escape(p + j + 1, n - j - 1, &used, &b);
-                used++;
-            } else {
-                buf_putc(&b, p[j]);
-            }
-            j += used;
-        }
-        k->s = arena_strndup(x->t->a, b.data ? b.data : "", b.len);
-        k->n = b.len;
+    if (p >= x->n) {
         buf_free(&b);
+        return fail(x, "a string that is not closed");
     }
-    advance(x, i + 1);
+    jtoken *k = add(x, JT_STR);
+    k->s = arena_strndup(x->t->a, b.data ? b.data : "", b.len);
+    k->n = b.len;
+    buf_free(&b);
+    advance(x, p + 1);
     return 0;
 }
 
-static int number(lexer *x)
-{
-    char text[64];
-    size_t n = 0, i = x->at;
-    bool is_float = false;
-    for (; i < x->n; i++) {
-        char c = x->s[i];
-        bool digit = c >= '0' && c <= '9';
-        if (c == '_') continue;
-        if (c == '.' && !is_float && i + 1 < x->n && x->s[i + 1] >= '0' && x->s[i + 1] <= '9')
-            is_float = true;
-        else if ((c == 'e' || c == 'E') && i + 1 < x->n &&
-                 ((x->s[i + 1] >= '0' && x->s[i + 1] <= '9') ||
-                  ((x->s[i + 1] == '-' || x->s[i + 1] == '+') && i + 2 < x->n &&
-                   x->s[i + 2] >= '0' && x->s[i + 2] <= '9'))) {
-            is_float = true;
-            if (n + 2 >= sizeof text) return fail(x, "a number is too long");
-            text[n++] = c;
-            c = x->s[++i];
-        } else if (!digit) {
-            break;
-        }
-        if (n + 1 >= sizeof text) return fail(x, "a number is too long");
-        text[n++] = c;
-    }
-    text[n] = 0;
-    if (!is_float && n > 18) return fail(x, "an integer is too large");
-    jtoken *k = push(x, is_float ? JT_FLOAT : JT_INT);
-    k->f = strtod(text, NULL);
-    k->i = is_float ? 0 : strtoll(text, NULL, 10);
-    advance(x, i);
-    return 0;
-}
-
-static bool name_char(unsigned char c)
+static bool name_byte(char c)
 {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
-           c >= 0x80;
+           (unsigned char)c >= 0x80;
 }
 
-static int operator_token(lexer *x)
+static int lex_operator(lexer *x)
 {
-    static const char *const two[] = {"==", "!=", "<=", ">=", "//", "**"};
-    const char *p = x->s + x->at;
-    for (size_t i = 0; x->at + 1 < x->n && i < sizeof two / sizeof *two; i++)
-        if (p[0] == two[i][0] && p[1] == two[i][1]) {
-            push(x, JT_OP)->op = JOP(p[0], p[1]);
-            advance(x, x->at + 2);
-            return 0;
+    static const struct {
+        const char *s;
+        uint8_t t;
+    } ops[] = {{"//", JT_FLOORDIV}, {"**", JT_POW},      {"==", JT_EQ},       {"!=", JT_NE},
+               {"<=", JT_LE},       {">=", JT_GE},       {"+", JT_ADD},       {"-", JT_SUB},
+               {"*", JT_MUL},       {"/", JT_DIV},       {"%", JT_MOD},       {"~", JT_TILDE},
+               {"(", JT_LPAREN},    {")", JT_RPAREN},    {"[", JT_LBRACKET},  {"]", JT_RBRACKET},
+               {"{", JT_LBRACE},    {"}", JT_RBRACE},    {".", JT_DOT},       {",", JT_COMMA},
+               {":", JT_COLON},     {"|", JT_PIPE},      {"=", JT_ASSIGN},    {"<", JT_LT},
+               {">", JT_GT},        {";", JT_SEMICOLON}};
+    for (size_t i = 0; i < sizeof(ops) / sizeof(ops[0]); i++) {
+        if (!at(x, x->pos, ops[i].s)) continue;
+        uint8_t t = ops[i].t;
+        if (t == JT_LPAREN || t == JT_LBRACKET || t == JT_LBRACE) {
+            if (x->depth == J_MAX_PARSE) return fail(x, "brackets nested too deep");
+            x->stack[x->depth++] = (char)(t + 1);
+        } else if (t == JT_RPAREN || t == JT_RBRACKET || t == JT_RBRACE) {
+            if (x->depth == 0 || x->stack[--x->depth] != (char)t)
+                return fail(x, "a closing bracket that matches no open one");
         }
-    if (!strchr("+-*/%~[](){}<>=.:|,;", p[0]) || !p[0]) {
-        char what[64] = "unexpected character";
-        if (p[0] > 32) {
-            memcpy(what + 20, " ' '", 5);
-            what[22] = p[0];
-        }
-        return fail(x, what);
+        add(x, t);
+        x->pos += strlen(ops[i].s);
+        return 0;
     }
-    push(x, JT_OP)->op = (uint16_t)p[0];
-    advance(x, x->at + 1);
+    return fail(x, "a character that does not belong into an expression");
+}
+
+/* Sign of an end mark "-}}", "}}", "+%}" at pos; 0 when there is none. *len = its length. */
+static char end_mark(const lexer *x, const char *mark, bool plus, size_t *len)
+{
+    char c = x->pos < x->n ? x->s[x->pos] : 0;
+    *len = 2;
+    if (at(x, x->pos, mark)) return ' ';
+    *len = 3;
+    if ((c == '-' || (plus && c == '+')) && at(x, x->pos + 1, mark)) return c;
     return 0;
 }
 
-/* Does the tag end here? *sign gets the character before the closing pair. */
-static bool tag_end(const lexer *x, bool variable, char *sign, size_t *len)
+/* The inside of a tag, from behind its begin mark to behind its end mark. */
+static int lex_tag(lexer *x, bool block)
 {
-    const char *p = x->s + x->at, *end = variable ? "}}" : "%}";
-    size_t left = x->n - x->at, k = 0;
-    *sign = 0;
-    if (left > 2 && (p[0] == '-' || (p[0] == '+' && !variable))) *sign = p[k++];
-    if (left < k + 2 || memcmp(p + k, end, 2) != 0) return false;
-    *len = k + 2;
-    return true;
-}
-
-static int inside_tag(lexer *x, bool variable)
-{
-    int open_braces = 0;
+    int rc = 0;
+    x->depth = 0;
     for (;;) {
-        char sign;
+        skip_spaces(x);
+        if (x->pos >= x->n) return fail(x, "a tag that is not closed");
         size_t len;
-        int rc = 0;
-        skip_space(x);
-        if (x->at >= x->n) return fail(x, "a tag is not closed");
-        if (!open_braces && tag_end(x, variable, &sign, &len)) {
-            push(x, variable ? JT_VAR_END : JT_BLOCK_END);
-            advance(x, x->at + len);
-            after_tag(x, sign, !variable);
+        char sign = x->depth ? 0 : end_mark(x, block ? "%}" : "}}", block, &len);
+        char c = x->s[x->pos];
+        if (sign) {
+            add(x, block ? JT_BLOCK_END : JT_VAR_END);
+            finish_tag(x, len, sign, block);
             return 0;
         }
-        unsigned char c = (unsigned char)x->s[x->at];
-        if (c == '"' || c == '\'') {
-            rc = string(x);
-        } else if (c >= '0' && c <= '9') {
-            rc = number(x);
-        } else if (name_char(c)) {
-            jtoken *k = push(x, JT_NAME);
-            size_t i = x->at;
-            while (i < x->n && name_char((unsigned char)x->s[i]))
-                i++;
-            k->s = x->s + x->at;
-            k->n = i - x->at;
-            advance(x, i);
+        if (is_digit(x, x->pos)) {
+            rc = lex_number(x);
+        } else if (name_byte(c)) {
+            jtoken *k = add(x, JT_NAME);
+            k->s = x->s + x->pos;
+            while (x->pos < x->n && name_byte(x->s[x->pos]))
+                x->pos++;
+            k->n = (size_t)(x->s + x->pos - k->s);
+        } else if (c == '"' || c == '\'') {
+            rc = lex_string(x);
         } else {
-            if (strchr("([{", c)) open_braces++;
-            else if (strchr(")]}", c) && --open_braces < 0)
-                return fail(x, "a closing bracket has no opening one");
-            rc = operator_token(x);
+            rc = lex_operator(x);
         }
         if (rc < 0) return rc;
     }
+}
+
+/* Is `word` with an end mark behind it at pos? *end = position of the mark. */
+static bool tag_is(const lexer *x, size_t pos, const char *word, size_t *end)
+{
+    for (size_t k; (k = space_at(x, pos)) > 0;)
+        pos += k;
+    if (!at(x, pos, word)) return false;
+    pos += strlen(word);
+    for (size_t k; (k = space_at(x, pos)) > 0;)
+        pos += k;
+    *end = pos;
+    return at(x, pos, "%}") || at(x, pos, "-%}") || at(x, pos, "+%}");
+}
+
+static char sign_at(const lexer *x, size_t pos)
+{
+    return pos < x->n && (x->s[pos] == '-' || x->s[pos] == '+') ? x->s[pos] : ' ';
+}
+
+/* From the end mark of {% raw %} to behind {% endraw %}. */
+static int lex_raw(lexer *x, size_t mark)
+{
+    advance(x, mark);
+    char sign = sign_at(x, x->pos);
+    finish_tag(x, sign == ' ' ? 2 : 3, sign, false);
+    for (size_t p = x->pos; p < x->n; p++) {
+        if (!at(x, p, "{%")) continue;
+        char before = sign_at(x, p + 2);
+        size_t end;
+        if (!tag_is(x, p + (before == ' ' ? 2 : 3), "endraw", &end)) continue;
+        emit_text(x, x->pos, p, before, false);
+        advance(x, end);
+        char after = sign_at(x, end);
+        finish_tag(x, after == ' ' ? 2 : 3, after, true);
+        return 0;
+    }
+    return fail(x, "a raw block that is not closed");
+}
+
+static int lex_comment(lexer *x)
+{
+    size_t from = x->pos;
+    for (size_t p = from; p < x->n; p++) {
+        if (!at(x, p, "#}")) continue;
+        char sign = p > from ? sign_at(x, p - 1) : ' ';
+        advance(x, p);
+        finish_tag(x, 2, sign, true);
+        return 0;
+    }
+    return fail(x, "a comment that is not closed");
 }
 
 static int lex_all(lexer *x)
 {
-    while (x->at < x->n) {
-        size_t i = x->at;
-        while (i + 1 < x->n && !(x->s[i] == '{' && strchr("{%#", x->s[i + 1]) && x->s[i + 1]))
-            i++;
-        if (i + 1 >= x->n) {
-            jtoken *k = push(x, JT_DATA);
-            k->s = x->s + x->at;
-            k->n = x->n - x->at;
+    int rc = 0;
+    while (x->pos < x->n) {
+        size_t p = x->pos;
+        while (p < x->n && !at(x, p, "{{") && !at(x, p, "{%") && !at(x, p, "{#"))
+            p++;
+        if (p >= x->n) {
+            jtoken *k = add(x, JT_TEXT);
+            k->s = x->s + x->pos;
+            k->n = x->n - x->pos;
             break;
         }
-        char kind = x->s[i + 1], sign = i + 2 < x->n ? x->s[i + 2] : 0, open, close;
-        bool variable = kind == '{';
-        push_data(x, i, sign, variable);
-        int rc;
+        char kind = x->s[p + 1], sign = sign_at(x, p + 2);
+        size_t raw_end;
+        emit_text(x, x->pos, p, sign, kind == '{');
+        advance(x, p + (sign == ' ' ? 2 : 3));
         if (kind == '#') {
-            rc = comment(x);
+            rc = lex_comment(x);
+        } else if (kind == '%' && tag_is(x, x->pos, "raw", &raw_end) && !at(x, raw_end, "+%}")) {
+            rc = lex_raw(x, raw_end);
         } else {
-            size_t len = variable ? 0 : bare_tag(x, x->at, "raw", &open, &close);
-            if (len) {
-                advance(x, x->at + len);
-                after_tag(x, close, false);
-                rc = raw(x);
-            } else {
-                push(x, variable ? JT_VAR_BEGIN : JT_BLOCK_BEGIN);
-                advance(x, x->at + 2 + (sign == '-' || (sign == '+')));
-                rc = inside_tag(x, variable);
-            }
+            add(x, kind == '%' ? JT_BLOCK_BEGIN : JT_VAR_BEGIN);
+            rc = lex_tag(x, kind == '%');
         }
         if (rc < 0) return rc;
     }
-    push(x, JT_EOF);
+    add(x, JT_EOF);
     return 0;
 }
 
-int jj_lex(jj_template *t, jtoken **out, size_t *n, err *e)
+/* The source with "\n" line ends and the last one dropped, in the arena. */
+static const char *normalize(jtmpl *t, const char *text, size_t n, size_t *n_out)
 {
-    lexer x = {.t = t, .s = t->source, .n = t->source_n, .line = 1, .line_start = true, .e = e};
+    char *s = arena_alloc(t->a, n + 1);
+    size_t k = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (text[i] == '\r') {
+            s[k++] = '\n';
+            if (i + 1 < n && text[i + 1] == '\n') i++;
+        } else {
+            s[k++] = text[i];
+        }
+    }
+    if (k && s[k - 1] == '\n') k--;
+    s[k] = 0;
+    *n_out = k;
+    return s;
+}
+
+int j_lex(jtmpl *t, const char *text, size_t n, jtoken **out, size_t *n_out, err *e)
+{
+    lexer x = {.t = t, .line = 1, .line_starting = true, .e = e};
+    x.s = normalize(t, text, n, &x.n);
     int rc = lex_all(&x);
     if (rc < 0) {
         free(x.v);
         return rc;
     }
     *out = x.v;
-    *n = x.n_tok;
+    *n_out = x.n_v;
     return 0;
 }

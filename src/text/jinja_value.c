@@ -629,13 +629,13 @@ jv j_case(jrun *r, jv s, int how)
             buf_putc(&b, s.s[i++]);
             continue;
         }
-        bool up = how == 1 || (how == 2 && first) || (how == 3 && !in_word);
+        bool up = how == 1 || (how == 2 && first) || (how >= 3 && !in_word);
         utf8proc_int32_t c = (utf8proc_int32_t)cp;
         if (up && cp == 0xdf) /* the one common letter whose capital is two letters */
             buf_puts(&b, how == 1 ? "SS" : "Ss");
         else
             buf_add(&b, enc, (size_t)utf8_encode((uint32_t)(up ? utf8proc_toupper(c) : utf8proc_tolower(c)), enc));
-        in_word = word_char(cp);
+        in_word = how == 4 ? !(j_space(cp) || (cp < 0x80 && strchr("-({[<", (int)cp))) : word_char(cp);
         first = false;
         i += (size_t)k;
     }
