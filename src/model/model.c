@@ -11,7 +11,7 @@
 /* ---- small tensors ------------------------------------------------------------------------------
  */
 
-static int load_vector(model *m, const char *name, int64_t n, float **out, err *e)
+static int read_vector(model *m, const char *name, int64_t n, float *out, err *e)
 {
     const ckpt_tensor *t;
     int rc = ckpt_need(m->q->c, name, &t, e);
@@ -21,17 +21,22 @@ static int load_vector(model *m, const char *name, int64_t n, float **out, err *
             e, ERR_SHAPE,
             "%s: tensor '%s' has %lld elements in %d dimensions, config.json asks for %lld",
             t->path, name, t->n_dims ? (long long)t->shape[0] : 1LL, t->n_dims, (long long)n);
-    *out = arena_alloc(m->mem, sizeof **out * (size_t)n);
-    TRY(ckpt_load_rows(m->q->c, t, 0, 1, *out, e));
+    TRY(ckpt_load_rows(m->q->c, t, 0, 1, out, e));
     for (int64_t i = 0; i < n; i++)
-        if (!isfinite((*out)[i]))
+        if (!isfinite(out[i]))
             return err_set(e, ERR_VALUE, "%s: tensor '%s': element %lld is not finite", t->path,
                            name, (long long)i);
     m->bytes.file.unquantized += t->bytes;
     m->bytes.file.total += t->bytes;
-    m->bytes.other += sizeof **out * (uint64_t)n;
 out:
     return rc;
+}
+
+static int load_vector(model *m, const char *name, int64_t n, float **out, err *e)
+{
+    *out = arena_alloc(m->mem, sizeof **out * (size_t)n);
+    m->bytes.other += sizeof **out * (uint64_t)n;
+    return read_vector(m, name, n, *out, e);
 }
 
 /* ---- linears ------------------------------------------------------------------------------------
@@ -100,15 +105,13 @@ static int load_bias(model *m, const arch_linear *l, float **out, err *e)
     if (!any) return 0;
     float *b = xcalloc((size_t)total, sizeof *b);
     for (int i = 0; i < l->n_shards; at += l->shard[i++].N) {
-        float *v = NULL;
         snprintf(name, sizeof name, "%s.bias", l->shard[i].module);
         if (!l->shard[i].bias && !ckpt_find(m->q->c, name)) continue;
-        int rc = load_vector(m, name, l->shard[i].N, &v, e);
+        int rc = read_vector(m, name, l->shard[i].N, b + at, e);
         if (rc < 0) {
             free(b);
             return rc;
         }
-        memcpy(b + at, v, sizeof *b * (size_t)l->shard[i].N);
     }
     *out = b;
     return 0;

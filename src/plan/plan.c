@@ -48,23 +48,37 @@ static void stored_bytes(const qspec *s, int64_t n, int64_t k, qbytes *b)
     }
 }
 
-/* What the scheme asks of K that this linear does not have. */
-static const char *refusal(const qspec *s, const arch_shard *l, char *out, size_t cap)
+/* Linears whose input the groups of the scheme do not divide: the first by name, and how many. */
+typedef struct refusals {
+    char first[128];
+    int64_t k, fits; /* its columns; the largest power-of-two group that would do, for all */
+    int n;
+} refusals;
+
+static void refuse(refusals *r, const qspec *s, const arch_shard *l)
 {
-    if (s->w.gran != Q_GROUP || l->K % s->w.group == 0) return NULL;
-    int64_t g = s->w.group;
-    while (g > 1 && l->K % g)
-        g /= 2;
-    if (s->w.scale == QS_FLOAT && g >= 8)
-        snprintf(out, cap,
-                 "%s: %lld input columns are not a multiple of %d; use g%lld, or --ignore it",
-                 l->module, (long long)l->K, s->w.group, (long long)g);
-    else
-        snprintf(out, cap,
-                 "%s: %lld input columns are not a multiple of %d; use --ignore for it, or a "
-                 "channel scheme",
-                 l->module, (long long)l->K, s->w.group);
-    return out;
+    if (s->w.gran != Q_GROUP || l->K % s->w.group == 0) return;
+    if (!r->n++) {
+        snprintf(r->first, sizeof r->first, "%s", l->module);
+        r->k = l->K;
+        r->fits = s->w.group;
+    }
+    while (r->fits > 1 && l->K % r->fits)
+        r->fits /= 2;
+}
+
+static void say_refused(const refusals *r, const qspec *s, plan_out *out)
+{
+    char more[48] = "", group[32] = "", last[64];
+    const char *tail = strrchr(r->first, '.');
+    if (!r->n) return;
+    if (r->n > 1) snprintf(more, sizeof more, " and %d more", r->n - 1);
+    if (s->w.scale == QS_FLOAT && r->fits >= 8)
+        snprintf(group, sizeof group, "use g%lld, or ", (long long)r->fits);
+    snprintf(last, sizeof last, "%.60s", tail ? tail + 1 : r->first);
+    snprintf(out->refused, sizeof out->refused,
+             "%.100s%s: %lld input columns are not a multiple of %d; %s--ignore 're:.*%s$'",
+             r->first, more, (long long)r->k, s->w.group, group, last);
 }
 
 static num_dtype plain_type(const plan_in *in, const char *module)
@@ -94,11 +108,17 @@ typedef struct plan_sum {
     const plan_in *in;
     plan_out *out;
     arch_ends ends;
+    refusals refused;
 } plan_sum;
 
 static void count_plain(void *arg, const char *name, int64_t rows, int64_t cols)
 {
     plan_sum *p = arg;
+    char embed[160];
+    if (!strcmp(name, "model.embed_tokens.weight")) {
+        snprintf(embed, sizeof embed, "%s.weight", p->ends.embed);
+        name = embed;
+    }
     const ckpt_tensor *t = p->in->q ? ckpt_find(p->in->q->c, name) : NULL;
     uint64_t n = (uint64_t)(rows * cols), bytes = t ? t->bytes : 2 * n;
     /* Vectors become f32 in memory; the embedding stays in its file's type (gguf blocks become
@@ -130,7 +150,7 @@ static void count_bias(const plan_in *in, const arch_shard *s, plan_out *out)
     out->resident_weights += 4 * (uint64_t)s->N;
 }
 
-static void count_linear(const plan_sum *sum, const arch_linear *l)
+static void count_linear(plan_sum *sum, const arch_linear *l)
 {
     const plan_in *in = sum->in;
     plan_out *out = sum->out;
@@ -146,7 +166,7 @@ static void count_linear(const plan_sum *sum, const arch_linear *l)
         num_dtype t = plain_type(in, s.module);
         qspec as_plain = plain;
         as_plain.w.type = t;
-        if (quantize && !*out->refused) refusal(in->scheme, &s, out->refused, sizeof out->refused);
+        if (quantize) refuse(&sum->refused, in->scheme, &s);
         if (quantize)
             stored_bytes(in->scheme, s.N, s.K, &out->weights);
         else if (!copy)
@@ -210,6 +230,7 @@ int plan_compute(const plan_in *in, plan_out *out, err *e)
         count_linear(&sum, &all[i]);
     arch_plain_tensors(in->cfg, count_plain, &sum);
     mem_free(all);
+    if (in->scheme) say_refused(&sum.refused, in->scheme, out);
     out->workspace = workspace(in);
     count_kv(in, out);
     out->total = out->resident_weights + out->workspace + out->kv_total;

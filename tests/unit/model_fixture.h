@@ -65,11 +65,11 @@ out:
     return rc;
 }
 
-/* Rows [from, to) of a sequence of `len` ids as one step; their logits go to out [to - from,
+/* Rows [from, to) of a sequence `seq` of len ids as one step; their logits go to out [to - from,
  * vocab].
  */
-static inline int fixture_step(fixture *f, const int32_t *ids, int64_t from, int64_t to, int64_t len,
-                        float *out, err *e)
+static inline int fixture_step(fixture *f, const int32_t *seq, int64_t from, int64_t to,
+                               int64_t len, float *out, err *e)
 {
     int32_t pos[1024], rows[1024], whole = (int32_t)len;
     int64_t T = to - from;
@@ -79,7 +79,7 @@ static inline int fixture_step(fixture *f, const int32_t *ids, int64_t from, int
     }
     kern_seq s = {0, (int32_t)T, (int32_t)to, f->pages};
     batch b = {.T = T,
-               .ids = ids + from,
+               .ids = seq + from,
                .pos = pos,
                .slot = pos, /* page i is page i: slot and position are the same number */
                .seqs = &s,
