@@ -1,742 +1,1061 @@
-/* Filters: a const table of name, parameters and function. Behaviour is that of Jinja2 with tojson as
- * transformers sets it (no HTML escapes, ensure_ascii off). A filter that is not in the table is an
- * error when the template is opened. */
+/* What `x | filter` can be: a registry, one row per filter.
+ *
+ * A native gets the filtered value as `self`. Results are lists where Jinja has generators; nothing
+ * in a chat template can tell them apart but `length`, which Jinja would refuse. Sorting is stable.
+ * tojson is transformers' own: no HTML escapes, key order kept, ASCII escapes only when asked for. */
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include "text/jinja.h"
+#include "base/utf8.h"
+#include "text/jinja_internal.h"
 
-/* The text of the input: str(value), with undefined as "". */
-#define TEXT_OF(r, b, v)                                                                           \
-    jv v;                                                                                          \
-    do {                                                                                           \
-        int text_rc = jv_to_str(r, (b)->in, &v);                                                   \
-        if (text_rc < 0) return text_rc;                                                           \
-    } while (0)
-
-static int64_t int_arg(const jbound *b, int i, int64_t fallback)
+static int text_of(jrun *r, jv v, jv *out)
 {
-    jv v = b->a[i];
-    if (!b->has[i] || !jv_is_num(v)) return fallback;
-    double d = jv_num(v);
-    return v.kind == JV_INT ? v.i : d > 1e15 ? (int64_t)1e15 : d < -1e15 ? (int64_t)-1e15 : (int64_t)d;
+    return j_to_str(r, v, out);
 }
 
-static int by_case(jrt *r, const jbound *b, void (*fn)(const char *, size_t, buf *), jv *out)
+static bool flag_arg(const jcall *c, size_t pos, const char *name, bool otherwise)
 {
-    TEXT_OF(r, b, s);
-    buf x = {0};
-    buf_puts(&x, "");
-    fn(s.s, s.n, &x);
-    *out = jv_from_buf(r, &x);
-    out->sub = s.sub;
-    return 0;
+    jv v;
+    return j_arg(c, pos, name, &v) ? j_truth(v) : otherwise;
 }
 
-static int f_upper(jrt *r, const jbound *b, jv *out)
-{
-    return by_case(r, b, js_upper, out);
-}
+/* ---- tojson ---- */
 
-static int f_lower(jrt *r, const jbound *b, jv *out)
-{
-    return by_case(r, b, js_lower, out);
-}
+typedef struct dump {
+    jrun *r;
+    buf *b;
+    bool ascii, sort, pretty;
+    jv indent, item_sep, key_sep;
+} dump;
 
-static int f_capitalize(jrt *r, const jbound *b, jv *out)
+static void dump_str(dump *d, jv s)
 {
-    return by_case(r, b, js_capitalize, out);
-}
-
-/* Words begin after white space, '-' and opening brackets; the rest of a word is lowered. */
-static void title_words(const char *s, size_t n, buf *out)
-{
-    size_t i = 0;
-    while (i < n) {
-        size_t k = i;
-        while (k < n && strchr("- \t\n\r\f\v({[<", s[k]) && s[k])
-            k++;
-        buf_add(out, s + i, k - i);
-        for (i = k; k < n && !(strchr("- \t\n\r\f\v({[<", s[k]) && s[k]);)
-            k++;
-        js_capitalize(s + i, k - i, out);
-        i = k;
+    buf_putc(d->b, '"');
+    for (size_t i = 0; i < s.n;) {
+        uint32_t cp = (uint8_t)s.s[i];
+        int k = utf8_decode(s.s + i, s.n - i, &cp);
+        static const char from[] = "\"\\\n\r\t\b\f", to[] = "\"\\nrtbf";
+        const char *hit = cp && cp < 0x80 ? strchr(from, (int)cp) : NULL;
+        if (k < 1) k = 1;
+        if (hit)
+            buf_printf(d->b, "\\%c", to[hit - from]);
+        else if (cp < 0x20 || (d->ascii && cp >= 0x7f && cp < 0x10000 && cp != 0x7f))
+            buf_printf(d->b, "\\u%04x", cp);
+        else if (d->ascii && cp >= 0x10000)
+            buf_printf(d->b, "\\u%04x\\u%04x", 0xd800 + ((cp - 0x10000) >> 10),
+                       0xdc00 + ((cp - 0x10000) & 0x3ff));
+        else
+            buf_add(d->b, s.s + i, (size_t)k);
+        i += (size_t)k;
     }
+    buf_putc(d->b, '"');
 }
 
-static int f_title(jrt *r, const jbound *b, jv *out)
+static void dump_line(dump *d, int depth)
 {
-    return by_case(r, b, title_words, out);
+    if (!d->pretty) return;
+    buf_putc(d->b, '\n');
+    for (int i = 0; i < depth; i++)
+        buf_add(d->b, d->indent.s, d->indent.n);
 }
 
-static int f_trim(jrt *r, const jbound *b, jv *out)
+static int dump_value(dump *d, jv v, int depth);
+
+static int dump_key(dump *d, jv k)
 {
-    TEXT_OF(r, b, s);
-    *out = js_strip(s, b->has[0] ? b->a[0] : jv_none(), true, true);
-    return 0;
-}
-
-static int f_string(jrt *r, const jbound *b, jv *out)
-{
-    return jv_to_str(r, b->in, out);
-}
-
-static int f_safe(jrt *r, const jbound *b, jv *out)
-{
-    int rc = jv_to_str(r, b->in, out);
-    out->sub = JS_SAFE;
-    return rc;
-}
-
-static int f_escape(jrt *r, const jbound *b, jv *out)
-{
-    TEXT_OF(r, b, s);
-    buf x = {0};
-    *out = s;
-    if (s.sub == JS_SAFE) return 0;
-    buf_puts(&x, "");
-    js_escape(s.s, s.n, &x);
-    *out = jv_from_buf(r, &x);
-    out->sub = JS_SAFE;
-    return 0;
-}
-
-static int f_default(jrt *r, const jbound *b, jv *out)
-{
-    (void)r;
-    bool use = b->in.kind == JV_UNDEF || (b->has[1] && jv_truth(b->a[1]) && !jv_truth(b->in));
-    *out = !use ? b->in : b->has[0] ? b->a[0] : jv_ref("", 0);
-    return 0;
-}
-
-static int f_length(jrt *r, const jbound *b, jv *out)
-{
-    int64_t n = 0;
-    int rc = jv_length(r, b->in, &n);
-    *out = jv_int(n);
-    return rc;
-}
-
-static int f_replace(jrt *r, const jbound *b, jv *out)
-{
-    TEXT_OF(r, b, s);
-    jv from, to;
-    int rc = jv_to_str(r, b->a[0], &from);
-    if (rc == 0) rc = jv_to_str(r, b->a[1], &to);
-    if (rc < 0) return rc;
-    s.sub = JS_PLAIN;
-    return js_replace(r, s, from, to, int_arg(b, 2, -1), out);
-}
-
-static int f_indent(jrt *r, const jbound *b, jv *out)
-{
-    TEXT_OF(r, b, s);
-    bool first = b->has[1] && jv_truth(b->a[1]), blank = b->has[2] && jv_truth(b->a[2]);
-    jv pad = b->has[0] && b->a[0].kind == JV_STR ? b->a[0] : jv_none();
-    int64_t width = int_arg(b, 0, 4);
-    if (width < 0) width = 0;
-    if (width > 1000) return jj_fail(r, "indent of %lld is too wide", (long long)width);
-    buf ind = {0}, x = {0}, text = {0};
-    if (pad.kind == JV_STR) buf_add(&ind, pad.s, pad.n);
-    for (int64_t i = 0; pad.kind != JV_STR && i < width; i++)
-        buf_putc(&ind, ' ');
-    buf_puts(&ind, "");
-    buf_puts(&x, "");
-    buf_add(&text, s.s, s.n);
-    buf_putc(&text, '\n'); /* as the library does, so that a last empty line counts */
-    jv lines = jv_list(r, JL_LIST), whole = jv_strn(r, text.data, text.len);
-    buf_free(&text);
-    js_splitlines(r, whole, false, lines);
-    int rc = 0;
-    for (size_t i = 0; rc == 0 && i < lines.l->n; i++) {
-        if (i) buf_putc(&x, '\n');
-        if (i ? blank || lines.l->v[i].n : first) buf_add(&x, ind.data, ind.len);
-        buf_add(&x, lines.l->v[i].s, lines.l->v[i].n);
-        rc = jj_room(r, x.len);
-    }
-    buf_free(&ind);
-    *out = jv_from_buf(r, &x);
-    return rc;
-}
-
-static int f_join(jrt *r, const jbound *b, jv *out)
-{
-    jlist *l;
-    jv sep = jv_ref("", 0);
-    buf x = {0};
-    int rc = jv_iterate(r, b->in, &l);
-    if (rc == 0 && b->has[0]) rc = jv_to_str(r, b->a[0], &sep);
-    buf_puts(&x, "");
-    for (size_t i = 0; rc == 0 && i < l->n; i++) {
-        jv v = l->v[i];
-        if (i) buf_add(&x, sep.s, sep.n);
-        if (b->has[1]) rc = jj_item(r, v, b->a[1], &v);
-        if (rc == 0) rc = jv_str(r, v, &x);
-        if (rc == 0) rc = jj_room(r, x.len);
-    }
-    *out = jv_from_buf(r, &x);
-    return rc;
-}
-
-static int f_tojson(jrt *r, const jbound *b, jv *out)
-{
-    buf x = {0}, pad = {0};
-    jv item = jv_ref(", ", 2), key = jv_ref(": ", 2);
-    int rc = 0;
-    bool pretty = b->has[1] && b->a[1].kind != JV_NONE;
-    buf_puts(&pad, "");
-    if (pretty && b->a[1].kind == JV_STR) buf_add(&pad, b->a[1].s, b->a[1].n);
-    else if (pretty)
-        for (int64_t i = 0; i < int_arg(b, 1, 0) && i < 100; i++)
-            buf_putc(&pad, ' ');
-    if (pretty) item = jv_ref(",", 1);
-    if (b->has[2] && b->a[2].kind == JV_LIST && b->a[2].l->n == 2 &&
-        b->a[2].l->v[0].kind == JV_STR && b->a[2].l->v[1].kind == JV_STR) {
-        item = b->a[2].l->v[0];
-        key = b->a[2].l->v[1];
-    }
-    jv i0 = jv_strn(r, item.s, item.n), k0 = jv_strn(r, key.s, key.n);
-    buf_puts(&x, "");
-    rc = jv_tojson(r, b->in, b->has[0] && jv_truth(b->a[0]), pretty ? pad.data : NULL, pad.len, i0.s,
-                   k0.s, b->has[3] && jv_truth(b->a[3]), &x);
-    buf_free(&pad);
-    *out = jv_from_buf(r, &x);
-    return rc;
-}
-
-/* ---- numbers ---------------------------------------------------------------------------------- */
-
-static bool parse_number(jv s, double *out, bool *integral)
-{
-    char text[64], *end;
-    s = js_strip(s, jv_none(), true, true);
-    if (!s.n || s.n >= sizeof text) return false;
-    memcpy(text, s.s, s.n);
-    text[s.n] = 0;
-    *integral = text[strspn(text, "+-0123456789")] == 0;
-    if (strpbrk(text, "xXpP")) return false;
-    *out = strtod(text, &end);
-    return !*end;
-}
-
-static int f_int(jrt *r, const jbound *b, jv *out)
-{
-    (void)r;
-    double d;
-    bool whole;
-    *out = b->has[0] ? b->a[0] : jv_int(0);
-    if (b->in.kind == JV_INT) *out = b->in;
-    else if (b->in.kind == JV_BOOL) *out = jv_int(b->in.b);
-    else if (b->in.kind == JV_FLOAT && fabs(b->in.f) < 9e18) *out = jv_int((int64_t)b->in.f);
-    else if (b->in.kind == JV_STR && int_arg(b, 1, 10) != 10) {
-        char text[72], *end;
-        jv s = js_strip(b->in, jv_none(), true, true);
-        if (!s.n || s.n >= sizeof text) return 0;
-        memcpy(text, s.s, s.n);
-        text[s.n] = 0;
-        int64_t base = int_arg(b, 1, 10);
-        if (base < 0 || base == 1 || base > 36) return 0;
-        long long v = strtoll(text, &end, (int)base);
-        if (!*end) *out = jv_int(v);
-    } else if (b->in.kind == JV_STR && parse_number(b->in, &d, &whole) && fabs(d) < 9e18)
-        *out = jv_int((int64_t)d);
-    return 0;
-}
-
-static int f_float(jrt *r, const jbound *b, jv *out)
-{
-    (void)r;
-    double d;
-    bool whole;
-    *out = b->has[0] ? b->a[0] : jv_float(0);
-    if (jv_is_num(b->in)) *out = jv_float(jv_num(b->in));
-    else if (b->in.kind == JV_STR && parse_number(b->in, &d, &whole)) *out = jv_float(d);
-    return 0;
-}
-
-static int need_number(jrt *r, jv v)
-{
-    if (jv_is_num(v)) return 0;
-    return jj_fail(r, "a number is needed, not '%s'", jv_type(v));
-}
-
-static int f_abs(jrt *r, const jbound *b, jv *out)
-{
-    int rc = need_number(r, b->in);
-    if (rc < 0) return rc;
-    if (b->in.kind == JV_FLOAT) *out = jv_float(fabs(b->in.f));
-    else {
-        int64_t i = b->in.kind == JV_BOOL ? b->in.b : b->in.i;
-        *out = jv_int(i < 0 && i != INT64_MIN ? -i : i);
-    }
-    return 0;
-}
-
-static int f_round(jrt *r, const jbound *b, jv *out)
-{
-    int rc = need_number(r, b->in);
-    if (rc < 0) return rc;
-    int64_t digits = int_arg(b, 0, 0);
-    if (digits > 15 || digits < -15) return jj_fail(r, "round to %lld digits", (long long)digits);
-    double x = jv_num(b->in), scale = pow(10, (double)digits);
-    if (b->has[1] && jv_is(b->a[1], "ceil")) x = ceil(x * scale) / scale;
-    else if (b->has[1] && jv_is(b->a[1], "floor")) x = floor(x * scale) / scale;
-    else if (digits > 0) {
-        char text[400]; /* printf rounds the exact binary value half to even, as round() does */
-        snprintf(text, sizeof text, "%.*f", (int)digits, x);
-        x = strtod(text, NULL);
-    } else {
-        x = nearbyint(x * scale) / scale;
-    }
-    *out = jv_float(x);
-    return 0;
-}
-
-/* ---- sequences -------------------------------------------------------------------------------- */
-
-static int f_list(jrt *r, const jbound *b, jv *out)
-{
-    jlist *l;
-    int rc = jv_iterate(r, b->in, &l);
-    if (rc < 0) return rc;
-    *out = jv_list(r, JL_LIST);
-    out->l->v = l->v; /* lists never change: the items are shared */
-    out->l->n = out->l->cap = l->n;
-    return 0;
-}
-
-static int f_first(jrt *r, const jbound *b, jv *out)
-{
-    if (b->in.kind == JV_LIST && b->in.sub == JL_GEN) {
-        jlist *g = b->in.l;
-        *out = g->pos < g->n ? g->v[g->pos++] : jv_undef("no first item, sequence was empty");
+    if (k.t == J_STR) {
+        dump_str(d, k);
         return 0;
     }
-    jlist *l;
-    int rc = jv_iterate(r, b->in, &l);
-    if (rc == 0) *out = l->n ? l->v[0] : jv_undef("no first item, sequence was empty");
+    if (!j_is_num(k) && k.t != J_NONE) return j_fail(d->r, "a JSON key cannot be a %s", j_type_name(k));
+    buf_putc(d->b, '"');
+    int rc = dump_value(d, k, 0);
+    buf_putc(d->b, '"');
     return rc;
 }
 
-static int f_last(jrt *r, const jbound *b, jv *out)
+static int dump_items(dump *d, jv v, int depth)
 {
-    if (b->in.kind == JV_LIST && b->in.sub == JL_GEN)
-        return jj_fail(r, "'generator' object is not reversible");
-    jlist *l;
-    int rc = jv_iterate(r, b->in, &l);
-    if (rc == 0) *out = l->n ? l->v[l->n - 1] : jv_undef("no last item, sequence was empty");
+    bool dict = v.t == J_DICT;
+    size_t n = dict ? v.dict->n : v.list->n;
+    int rc = 0;
+    buf_putc(d->b, dict ? '{' : '[');
+    size_t *order = NULL;
+    if (dict && d->sort && n) {
+        order = j_alloc(d->r, n * sizeof(size_t));
+        for (size_t i = 0; i < n; i++) {
+            size_t at = i;
+            bool less = true;
+            while (at > 0) {
+                TRY(j_less(d->r, v.dict->keys[i], v.dict->keys[order[at - 1]], &less));
+                if (!less) break;
+                order[at] = order[at - 1];
+                at--;
+            }
+            order[at] = i;
+        }
+    }
+    for (size_t i = 0; i < n; i++) {
+        size_t k = order ? order[i] : i;
+        if (i) buf_add(d->b, d->item_sep.s, d->item_sep.n);
+        dump_line(d, depth + 1);
+        if (dict) {
+            TRY(dump_key(d, v.dict->keys[k]));
+            buf_add(d->b, d->key_sep.s, d->key_sep.n);
+        }
+        TRY(dump_value(d, dict ? v.dict->vals[k] : v.list->v[k], depth + 1));
+    }
+    if (n) dump_line(d, depth);
+    buf_putc(d->b, dict ? '}' : ']');
+out:
     return rc;
 }
 
-static int f_reverse(jrt *r, const jbound *b, jv *out)
+static int dump_value(dump *d, jv v, int depth)
 {
-    jlist *l;
-    int rc = jv_iterate(r, b->in, &l);
+    int rc = j_step(d->r);
     if (rc < 0) return rc;
-    jv list = jv_list(r, JL_GEN);
-    for (size_t i = l->n; i-- > 0;)
-        jv_push(r, list, l->v[i]);
-    *out = list;
-    if (b->in.kind != JV_STR) return 0;
-    buf x = {0};
-    buf_puts(&x, "");
-    for (size_t i = 0; i < list.l->n; i++)
-        buf_add(&x, list.l->v[i].s, list.l->v[i].n);
-    *out = jv_from_buf(r, &x);
+    if (depth > J_MAX_NEST) return j_fail(d->r, "values nested too deep for tojson");
+    if (d->b->len > J_MAX_BYTES) return j_fail(d->r, "tojson makes more than %zu bytes", J_MAX_BYTES);
+    switch (v.t) {
+    case J_NONE:
+        buf_puts(d->b, "null");
+        return 0;
+    case J_BOOL:
+        buf_puts(d->b, v.b ? "true" : "false");
+        return 0;
+    case J_INT:
+        buf_printf(d->b, "%lld", (long long)v.i);
+        return 0;
+    case J_FLOAT:
+        if (isfinite(v.f))
+            j_print_float(d->b, v.f);
+        else
+            buf_puts(d->b, isnan(v.f) ? "NaN" : v.f < 0 ? "-Infinity" : "Infinity");
+        return 0;
+    case J_STR:
+        dump_str(d, v);
+        return 0;
+    case J_LIST:
+    case J_TUPLE:
+    case J_DICT:
+        return dump_items(d, v, depth);
+    default:
+        return j_fail(d->r, "tojson cannot write a value of type %s", j_type_name(v));
+    }
+}
+
+int j_tojson(jrun *r, jv self, const jcall *c, jv *out)
+{
+    buf b = {0};
+    dump d = {.r = r, .b = &b};
+    jv v = j_none();
+    d.ascii = flag_arg(c, 0, "ensure_ascii", false);
+    d.sort = flag_arg(c, 3, "sort_keys", false);
+    j_arg(c, 1, "indent", &v);
+    if (v.t == J_INT || v.t == J_BOOL) {
+        int64_t n = v.t == J_INT ? v.i : v.b;
+        char spaces[64];
+        if (n > 64) return j_fail(r, "tojson's indent is larger than 64");
+        memset(spaces, ' ', sizeof(spaces));
+        d.pretty = true;
+        d.indent = j_copy(r, spaces, n < 0 ? 0 : (size_t)n);
+    } else if (v.t == J_STR) {
+        if (v.n > 64) return j_fail(r, "tojson's indent is longer than 64");
+        d.pretty = true;
+        d.indent = v;
+    }
+    d.item_sep = j_strz(d.pretty ? "," : ", ");
+    d.key_sep = j_strz(": ");
+    v = j_none();
+    j_arg(c, 2, "separators", &v);
+    if (v.t == J_LIST || v.t == J_TUPLE) {
+        if (v.list->n != 2 || v.list->v[0].t != J_STR || v.list->v[1].t != J_STR)
+            return j_fail(r, "tojson's separators must be two strings");
+        d.item_sep = v.list->v[0];
+        d.key_sep = v.list->v[1];
+    }
+    int rc = dump_value(&d, self, 0);
+    if (rc >= 0)
+        *out = j_take(r, &b);
+    else
+        buf_free(&b);
+    return rc;
+}
+
+/* ---- strings ---- */
+
+static int f_case(jrun *r, jv v, int how, jv *out)
+{
+    jv s;
+    int rc = text_of(r, v, &s);
+    if (rc >= 0) *out = j_case(r, s, how);
+    return rc;
+}
+
+static int f_lower(jrun *r, jv v, const jcall *c, jv *out)
+{
+    (void)c;
+    return f_case(r, v, 0, out);
+}
+
+static int f_upper(jrun *r, jv v, const jcall *c, jv *out)
+{
+    (void)c;
+    return f_case(r, v, 1, out);
+}
+
+static int f_capitalize(jrun *r, jv v, const jcall *c, jv *out)
+{
+    (void)c;
+    return f_case(r, v, 2, out);
+}
+
+static int f_title(jrun *r, jv v, const jcall *c, jv *out)
+{
+    (void)c;
+    return f_case(r, v, 4, out);
+}
+
+static int f_trim(jrun *r, jv v, const jcall *c, jv *out)
+{
+    jv s, set = j_none();
+    int rc = text_of(r, v, &s);
+    if (rc < 0) return rc;
+    j_arg(c, 0, "chars", &set);
+    *out = j_strip(s, set.t == J_STR ? set.s : NULL, set.t == J_STR ? set.n : 0, true, true);
     return 0;
 }
 
-static int f_items(jrt *r, const jbound *b, jv *out)
+static int f_string(jrun *r, jv v, const jcall *c, jv *out)
 {
-    *out = jv_list(r, JL_GEN);
-    if (b->in.kind == JV_UNDEF) return 0;
-    if (b->in.kind != JV_DICT) return jj_fail(r, "Can only get item pairs from a mapping.");
-    for (size_t i = 0; i < b->in.d->n; i++) {
-        jv pair = jv_list(r, JL_TUPLE);
-        jv_push(r, pair, b->in.d->k[i]);
-        jv_push(r, pair, b->in.d->v[i]);
-        jv_push(r, *out, pair);
-    }
-    return jj_step(r);
+    (void)c;
+    return text_of(r, v, out);
 }
 
-/* A value by a path such as "a.b.0". */
-static int by_path(jrt *r, jv v, jv path, jv fallback, jv *out)
+static int f_escape(jrun *r, jv v, const jcall *c, jv *out)
 {
-    int rc = 0;
-    if (path.kind == JV_INT) return jj_item(r, v, path, out);
-    for (size_t i = 0; rc == 0 && path.kind == JV_STR && i <= path.n;) {
-        size_t k = i;
-        while (k < path.n && path.s[k] != '.')
-            k++;
-        jv key = jv_ref(path.s + i, k - i);
-        bool digits = key.n > 0 && key.n < 10;
-        int64_t index = 0;
-        for (size_t m = 0; m < key.n; m++) {
-            digits = digits && key.s[m] >= '0' && key.s[m] <= '9';
-            index = index * 10 + (digits ? key.s[m] - '0' : 0);
-        }
-        rc = jj_item(r, v, digits ? jv_int(index) : key, &v);
-        if (rc == 0 && v.kind == JV_UNDEF && fallback.kind != JV_UNDEF) v = fallback;
-        i = k + 1;
-    }
-    *out = v;
-    return rc;
-}
-
-static int lowered(jrt *r, jv *v)
-{
-    if (v->kind != JV_STR) return 0;
-    buf x = {0};
-    buf_puts(&x, "");
-    js_lower(v->s, v->n, &x);
-    *v = jv_from_buf(r, &x);
-    return jj_step(r);
-}
-
-/* Stable merge sort of index by keys; r->e tells of a failed comparison. */
-static int merge_sort(jrt *r, size_t *v, size_t *tmp, size_t n, const jv *key, bool reverse)
-{
-    if (n < 2) return 0;
-    size_t m = n / 2, i = 0, k = m, o = 0;
-    int rc = merge_sort(r, v, tmp, m, key, reverse);
-    if (rc == 0) rc = merge_sort(r, v + m, tmp, n - m, key, reverse);
-    while (rc == 0 && i < m && k < n) {
-        int c;
-        if ((rc = jv_compare(r, key[v[k]], key[v[i]], "<", &c)) < 0) break;
-        tmp[o++] = (reverse ? c > 0 : c < 0) ? v[k++] : v[i++];
-        rc = jj_step(r);
-    }
+    jv s;
+    buf b = {0};
+    int rc = text_of(r, v, &s);
+    (void)c;
     if (rc < 0) return rc;
-    while (i < m)
-        tmp[o++] = v[i++];
-    memcpy(v, tmp, o * sizeof *v);
-    return 0;
-}
-
-static int sort_by(jrt *r, const jlist *l, jv path, bool fold, bool reverse, jv *out)
-{
-    jv *key = jj_alloc(r, (l->n + 1) * sizeof *key);
-    size_t *order = jj_alloc(r, (2 * l->n + 1) * sizeof *order);
-    int rc = 0;
-    for (size_t i = 0; rc == 0 && i < l->n; i++) {
-        key[i] = l->v[i];
-        order[i] = i;
-        if (path.kind == JV_STR || path.kind == JV_INT)
-            rc = by_path(r, key[i], path, jv_undef(NULL), &key[i]);
-        if (rc == 0 && fold) rc = lowered(r, &key[i]);
-    }
-    if (rc == 0) rc = merge_sort(r, order, order + l->n, l->n, key, reverse);
-    *out = jv_list(r, JL_LIST);
-    for (size_t i = 0; rc == 0 && i < l->n; i++)
-        jv_push(r, *out, l->v[order[i]]);
-    return rc;
-}
-
-static int f_sort(jrt *r, const jbound *b, jv *out)
-{
-    jlist *l;
-    int rc = jv_iterate(r, b->in, &l);
-    if (rc < 0) return rc;
-    return sort_by(r, l, b->has[2] ? b->a[2] : jv_none(), !(b->has[1] && jv_truth(b->a[1])),
-                   b->has[0] && jv_truth(b->a[0]), out);
-}
-
-static int f_dictsort(jrt *r, const jbound *b, jv *out)
-{
-    jbound items = {.in = b->in};
-    jv pairs;
-    int rc;
-    if (b->in.kind != JV_DICT) return jj_fail(r, "dictsort needs a mapping, not '%s'", jv_type(b->in));
-    if ((rc = f_items(r, &items, &pairs)) < 0) return rc;
-    bool by_value = b->has[1] && jv_is(b->a[1], "value");
-    return sort_by(r, pairs.l, jv_int(by_value), !(b->has[0] && jv_truth(b->a[0])),
-                   b->has[2] && jv_truth(b->a[2]), out);
-}
-
-static int f_unique(jrt *r, const jbound *b, jv *out)
-{
-    jlist *l;
-    int rc = jv_iterate(r, b->in, &l);
-    jv seen = jv_dict(r);
-    *out = jv_list(r, JL_GEN);
-    for (size_t i = 0; rc == 0 && i < l->n; i++) {
-        jv key = l->v[i], old;
-        if (b->has[1]) rc = by_path(r, key, b->a[1], jv_undef(NULL), &key);
-        if (rc == 0 && !(b->has[0] && jv_truth(b->a[0]))) rc = lowered(r, &key);
-        if (rc < 0 || jv_get(seen.d, key, &old)) continue;
-        jv_put(r, seen, key, jv_none());
-        jv_push(r, *out, l->v[i]);
-    }
-    return rc;
-}
-
-static int extreme(jrt *r, const jbound *b, int want, jv *out)
-{
-    jlist *l;
-    int rc = jv_iterate(r, b->in, &l);
-    jv best = jv_none();
-    *out = jv_undef("no item, sequence was empty");
-    for (size_t i = 0; rc == 0 && i < l->n; i++) {
-        jv key = l->v[i];
-        int c = want;
-        if (b->has[1]) rc = by_path(r, key, b->a[1], jv_undef(NULL), &key);
-        if (rc == 0 && !(b->has[0] && jv_truth(b->a[0]))) rc = lowered(r, &key);
-        if (rc == 0 && i) rc = jv_compare(r, key, best, "<", &c);
-        if (rc < 0 || (i && (want < 0 ? c >= 0 : c <= 0))) continue;
-        best = key;
-        *out = l->v[i];
-    }
-    return rc;
-}
-
-static int f_min(jrt *r, const jbound *b, jv *out)
-{
-    return extreme(r, b, -1, out);
-}
-
-static int f_max(jrt *r, const jbound *b, jv *out)
-{
-    return extreme(r, b, 1, out);
-}
-
-static int f_sum(jrt *r, const jbound *b, jv *out)
-{
-    jlist *l;
-    int rc = jv_iterate(r, b->in, &l);
-    *out = b->has[1] ? b->a[1] : jv_int(0);
-    for (size_t i = 0; rc == 0 && i < l->n; i++) {
-        jv v = l->v[i];
-        if (b->has[0] && b->a[0].kind != JV_NONE)
-            rc = by_path(r, v, b->a[0], jv_undef(NULL), &v);
-        if (rc == 0) rc = jj_binary(r, '+', *out, v, out);
-    }
-    return rc;
-}
-
-static int f_batch(jrt *r, const jbound *b, jv *out)
-{
-    jlist *l;
-    int64_t size = int_arg(b, 0, 0);
-    int rc = jv_iterate(r, b->in, &l);
-    if (rc < 0) return rc;
-    if (size < 1) return jj_fail(r, "batch needs a positive size");
-    *out = jv_list(r, JL_GEN);
-    jv row = jv_none();
-    for (size_t i = 0; i < l->n; i++) {
-        if (i % (size_t)size == 0) {
-            row = jv_list(r, JL_LIST);
-            jv_push(r, *out, row);
-        }
-        jv_push(r, row, l->v[i]);
-    }
-    while (b->has[1] && b->a[1].kind != JV_NONE && row.kind == JV_LIST && size < JJ_MAX_RANGE &&
-           row.l->n < (size_t)size)
-        jv_push(r, row, b->a[1]);
-    return jj_step(r);
-}
-
-static int f_groupby(jrt *r, const jbound *b, jv *out)
-{
-    jlist *l;
-    jv sorted, group = jv_none(), last = jv_none();
-    int rc = jv_iterate(r, b->in, &l);
-    if (rc == 0) rc = sort_by(r, l, b->a[0], !(b->has[2] && jv_truth(b->a[2])), false, &sorted);
-    *out = jv_list(r, JL_LIST);
-    for (size_t i = 0; rc == 0 && i < sorted.l->n; i++) {
-        jv key;
-        if ((rc = by_path(r, sorted.l->v[i], b->a[0], b->has[1] ? b->a[1] : jv_undef(NULL), &key)) < 0)
-            break;
-        if (!i || !jv_equal(key, last)) {
-            jv pair = jv_list(r, JL_TUPLE);
-            group = jv_list(r, JL_LIST);
-            jv_push(r, pair, key);
-            jv_push(r, pair, group);
-            jv_push(r, *out, pair);
-            last = key;
-        }
-        jv_push(r, group, sorted.l->v[i]);
-    }
-    return rc;
-}
-
-/* ---- map, select, reject ---------------------------------------------------------------------- */
-
-static jcall tail_of(const jcall *c, size_t skip)
-{
-    return (jcall){c->v + skip, c->n - skip, c->kname, c->kv, c->nk};
-}
-
-static int f_map(jrt *r, const jbound *b, jv *out)
-{
-    const jcall *c = b->call;
-    jlist *l;
-    jv path = jv_none(), fallback = jv_undef(NULL);
-    const jj_row *row = NULL;
-    for (size_t i = 0; i < c->nk && !c->n; i++) {
-        if (!strcmp(c->kname[i], "attribute")) path = c->kv[i];
-        else if (!strcmp(c->kname[i], "default")) fallback = c->kv[i];
-        else return jj_fail(r, "filter 'map' got an unexpected argument '%.40s'", c->kname[i]);
-    }
-    if (path.kind == JV_NONE) {
-        if (!c->n || c->v[0].kind != JV_STR) return jj_fail(r, "map requires a filter argument");
-        jv name = jv_strn(r, c->v[0].s, c->v[0].n);
-        row = jj_filter_find(name.s);
-        if (!row) return jj_fail(r, "No filter named '%.60s'.", name.s);
-    }
-    int rc = jv_iterate(r, b->in, &l);
-    *out = jv_list(r, JL_GEN);
-    for (size_t i = 0; rc == 0 && i < l->n; i++) {
-        jv v;
-        if (row) {
-            jcall rest = tail_of(c, 1);
-            rc = jj_call_row(r, row, "filter", l->v[i], &rest, b->scope, &v);
-        } else {
-            rc = by_path(r, l->v[i], path, fallback, &v);
-        }
-        jv_push(r, *out, v);
-        if (rc == 0) rc = jj_step(r);
-    }
-    return rc;
-}
-
-static int pick(jrt *r, const jbound *b, bool by_attribute, bool want, jv *out)
-{
-    const jcall *c = b->call;
-    size_t skip = by_attribute ? 1 : 0;
-    const jj_row *row = NULL;
-    jlist *l;
-    if (by_attribute && !c->n) return jj_fail(r, "Missing parameter for attribute name");
-    if (c->n > skip) {
-        if (c->v[skip].kind != JV_STR) return jj_fail(r, "the name of a test must be a string");
-        jv name = jv_strn(r, c->v[skip].s, c->v[skip].n);
-        row = jj_test_find(name.s);
-        if (!row) return jj_fail(r, "No test named '%.60s'.", name.s);
-        skip++;
-    }
-    int rc = jv_iterate(r, b->in, &l);
-    *out = jv_list(r, JL_GEN);
-    for (size_t i = 0; rc == 0 && i < l->n; i++) {
-        jv v = l->v[i], yes;
-        if (by_attribute && (rc = by_path(r, v, c->v[0], jv_undef(NULL), &v)) < 0) break;
-        yes = v;
-        if (row) {
-            jcall rest = tail_of(c, skip);
-            rc = jj_call_row(r, row, "test", v, &rest, b->scope, &yes);
-        }
-        if (rc == 0 && jv_truth(yes) == want) jv_push(r, *out, l->v[i]);
-        if (rc == 0) rc = jj_step(r);
-    }
-    return rc;
-}
-
-static int f_select(jrt *r, const jbound *b, jv *out)
-{
-    return pick(r, b, false, true, out);
-}
-
-static int f_reject(jrt *r, const jbound *b, jv *out)
-{
-    return pick(r, b, false, false, out);
-}
-
-static int f_selectattr(jrt *r, const jbound *b, jv *out)
-{
-    return pick(r, b, true, true, out);
-}
-
-static int f_rejectattr(jrt *r, const jbound *b, jv *out)
-{
-    return pick(r, b, true, false, out);
-}
-
-static int f_attr(jrt *r, const jbound *b, jv *out)
-{
-    jv name = b->a[0];
-    if (name.kind != JV_STR) return jj_fail(r, "attr needs a name");
-    if (b->in.kind == JV_DICT) { /* attributes only, never keys */
-        const jj_row *row = jj_method_find(JV_DICT, name.s, name.n);
-        if (!row) {
-            *out = jv_undef("dict object has no such attribute");
-            return 0;
-        }
-    }
-    return jj_attr(r, b->in, name.s, name.n, out);
-}
-
-int jj__format_percent(jrt *r, jv format, jv args, jv *out);
-
-static int f_format(jrt *r, const jbound *b, jv *out)
-{
-    TEXT_OF(r, b, s);
-    jv args = jv_list(r, JL_TUPLE);
-    for (size_t i = 0; i < b->call->n; i++)
-        jv_push(r, args, b->call->v[i]);
-    return jj__format_percent(r, s, args, out);
-}
-
-static int f_wordcount(jrt *r, const jbound *b, jv *out)
-{
-    TEXT_OF(r, b, s);
-    int64_t n = 0;
     for (size_t i = 0; i < s.n; i++) {
-        bool in = !strchr(" \t\n\r\f\v", s.s[i]) || !s.s[i];
-        bool before = i && (!strchr(" \t\n\r\f\v", s.s[i - 1]) || !s.s[i - 1]);
-        n += in && !before;
+        switch (s.s[i]) {
+        case '&':
+            buf_puts(&b, "&amp;");
+            break;
+        case '<':
+            buf_puts(&b, "&lt;");
+            break;
+        case '>':
+            buf_puts(&b, "&gt;");
+            break;
+        case '"':
+            buf_puts(&b, "&#34;");
+            break;
+        case '\'':
+            buf_puts(&b, "&#39;");
+            break;
+        default:
+            buf_putc(&b, s.s[i]);
+        }
     }
-    *out = jv_int(n);
+    *out = j_take(r, &b);
     return 0;
 }
 
-static const jj_row filters[] = {
-    {"abs", "", 0, f_abs, 0},
-    {"attr", "name", 1, f_attr, 0},
-    {"batch", "linecount fill_with", 1, f_batch, 0},
-    {"capitalize", "", 0, f_capitalize, 0},
-    {"count", "", 0, f_length, 0},
-    {"d", "default_value boolean", 0, f_default, 0},
-    {"default", "default_value boolean", 0, f_default, 0},
-    {"dictsort", "case_sensitive by reverse", 0, f_dictsort, 0},
-    {"e", "", 0, f_escape, 0},
-    {"escape", "", 0, f_escape, 0},
-    {"first", "", 0, f_first, 0},
-    {"float", "default", 0, f_float, 0},
-    {"format", "*", 0, f_format, 0},
-    {"groupby", "attribute default case_sensitive", 1, f_groupby, 0},
-    {"indent", "width first blank", 0, f_indent, 0},
-    {"int", "default base", 0, f_int, 0},
-    {"items", "", 0, f_items, 0},
-    {"join", "d attribute", 0, f_join, 0},
-    {"last", "", 0, f_last, 0},
-    {"length", "", 0, f_length, 0},
-    {"list", "", 0, f_list, 0},
-    {"lower", "", 0, f_lower, 0},
-    {"map", "*", 0, f_map, 0},
-    {"max", "case_sensitive attribute", 0, f_max, 0},
-    {"min", "case_sensitive attribute", 0, f_min, 0},
-    {"reject", "*", 0, f_reject, 0},
-    {"rejectattr", "*", 0, f_rejectattr, 0},
-    {"replace", "old new count", 2, f_replace, 0},
-    {"reverse", "", 0, f_reverse, 0},
-    {"round", "precision method", 0, f_round, 0},
-    {"safe", "", 0, f_safe, 0},
-    {"select", "*", 0, f_select, 0},
-    {"selectattr", "*", 0, f_selectattr, 0},
-    {"sort", "reverse case_sensitive attribute", 0, f_sort, 0},
-    {"string", "", 0, f_string, 0},
-    {"sum", "attribute start", 0, f_sum, 0},
-    {"title", "", 0, f_title, 0},
-    {"tojson", "ensure_ascii indent separators sort_keys", 0, f_tojson, 0},
-    {"trim", "chars", 0, f_trim, 0},
-    {"unique", "case_sensitive attribute", 0, f_unique, 0},
-    {"upper", "", 0, f_upper, 0},
-    {"wordcount", "", 0, f_wordcount, 0},
+static int f_replace(jrun *r, jv v, const jcall *c, jv *out)
+{
+    jv s, a, b;
+    int rc = 0;
+    TRY(text_of(r, v, &s));
+    if (!j_arg(c, 0, "old", &a) || !j_arg(c, 1, "new", &b))
+        return j_fail(r, "filter 'replace' takes what to replace and the new text");
+    TRY(text_of(r, a, &a));
+    TRY(text_of(r, b, &b));
+    jv args[3] = {a, b, j_none()};
+    jcall call = {.n = j_arg(c, 2, "count", &args[2]) && args[2].t != J_NONE ? 3 : 2, .v = args};
+    TRY(j_find_method(s, "replace", 7, &(bool){false})->fn(r, s, &call, out));
+out:
+    return rc;
+}
+
+/* Lines after the first get the indent, empty ones only with `blank`. */
+static int f_indent(jrun *r, jv v, const jcall *c, jv *out)
+{
+    jv s, width = j_int(4), pad;
+    int rc = 0;
+    buf b = {0};
+    TRY(text_of(r, v, &s));
+    j_arg(c, 0, "width", &width);
+    bool first = flag_arg(c, 1, "first", false), blank = flag_arg(c, 2, "blank", false);
+    if (width.t == J_STR)
+        pad = width;
+    else
+        TRY(j_binary(r, JT_MUL, j_strz(" "), width, &pad));
+    if (pad.n && s.n > J_MAX_BYTES / 2 / (pad.n + 1)) TRY(j_room(r, J_MAX_BYTES));
+    if (first) buf_add(&b, pad.s, pad.n);
+    for (size_t at = 0, line = 0;; line++) {
+        const char *nl = at < s.n ? memchr(s.s + at, '\n', s.n - at) : NULL;
+        size_t end = nl ? (size_t)(nl - s.s) : s.n;
+        if (line && (blank || end > at)) buf_add(&b, pad.s, pad.n);
+        buf_add(&b, s.s + at, end - at);
+        if (!nl) break;
+        buf_putc(&b, '\n');
+        at = end + 1;
+    }
+    *out = j_copy(r, b.data, b.len);
+out:
+    buf_free(&b);
+    return rc;
+}
+
+static int f_wordcount(jrun *r, jv v, const jcall *c, jv *out)
+{
+    jv s;
+    int64_t n = 0;
+    bool in_word = false;
+    int rc = text_of(r, v, &s);
+    (void)c;
+    if (rc < 0) return rc;
+    for (size_t i = 0; i < s.n; i++) {
+        bool w = (uint8_t)s.s[i] >= 0x80 || s.s[i] == '_' || (s.s[i] >= '0' && s.s[i] <= '9') ||
+                 ((s.s[i] | 32) >= 'a' && (s.s[i] | 32) <= 'z');
+        n += w && !in_word;
+        in_word = w;
+    }
+    *out = j_int(n);
+    return 0;
+}
+
+static int f_center(jrun *r, jv v, const jcall *c, jv *out)
+{
+    jv s;
+    int64_t width = 80;
+    int rc = 0;
+    TRY(text_of(r, v, &s));
+    TRY(j_arg_int(r, c, 0, "width", &width));
+    jv args[1] = {j_int(width)};
+    jcall call = {.n = 1, .v = args};
+    TRY(j_find_method(s, "center", 6, &(bool){false})->fn(r, s, &call, out));
+out:
+    return rc;
+}
+
+static int f_urlencode(jrun *r, jv v, const jcall *c, jv *out)
+{
+    jv s;
+    buf b = {0};
+    int rc = text_of(r, v, &s);
+    (void)c;
+    if (rc < 0) return rc;
+    for (size_t i = 0; i < s.n; i++) {
+        char ch = s.s[i];
+        if ((ch >= '0' && ch <= '9') || ((ch | 32) >= 'a' && (ch | 32) <= 'z') ||
+            (ch && strchr("_.-~/", ch)))
+            buf_putc(&b, ch);
+        else
+            buf_printf(&b, "%%%02X", (uint8_t)ch);
+    }
+    *out = j_take(r, &b);
+    return 0;
+}
+
+/* One conversion of a printf-style format: "%5.2f" with its argument. */
+static int format_one(jrun *r, buf *b, const char *spec, char kind, jv v)
+{
+    jv s;
+    int rc = 0;
+    buf text = {0};
+    char wide[24];
+    size_t n = strlen(spec);
+    if (n > 12) return j_fail(r, "a format that is too long");
+    if (kind == 's' || kind == 'r') {
+        if (kind == 's')
+            rc = j_print(r, &text, v);
+        else
+            rc = j_repr(r, &text, v, 0);
+        s = rc < 0 ? j_none() : j_take(r, &text);
+        if (rc < 0) {
+            buf_free(&text);
+            return rc;
+        }
+        long width = strtol(spec[0] == '-' ? spec + 1 : spec, NULL, 10);
+        long pad = width - (long)j_chars(s);
+        for (long i = 0; spec[0] != '-' && i < pad && i < 10000; i++)
+            buf_putc(b, ' ');
+        buf_add(b, s.s, s.n);
+        for (long i = 0; spec[0] == '-' && i < pad && i < 10000; i++)
+            buf_putc(b, ' ');
+        return 0;
+    }
+    if (!j_is_num(v)) return j_fail(r, "'%%%c' needs a number, found %s", kind, j_type_name(v));
+    for (const char *p = spec; *p; p++)
+        if (strtol(p, NULL, 10) > 1000) return j_fail(r, "a format that is too wide");
+    double f = v.t == J_FLOAT ? v.f : v.t == J_BOOL ? (double)v.b : (double)v.i;
+    bool whole = kind == 'd' || kind == 'i' || kind == 'x' || kind == 'X' || kind == 'o';
+    if (whole && v.t == J_FLOAT && !(fabs(f) < 9e18)) return j_fail(r, "a number beyond 64 bits");
+    wide[0] = '%';
+    memcpy(wide + 1, spec, n);
+    memcpy(wide + 1 + n, whole ? "ll" : "", whole ? 2 : 0);
+    wide[1 + n + (whole ? 2 : 0)] = kind;
+    wide[2 + n + (whole ? 2 : 0)] = 0;
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral"
+    if (whole)
+        buf_printf(b, wide, v.t == J_FLOAT ? (long long)f : v.t == J_BOOL ? (long long)v.b : (long long)v.i);
+    else
+        buf_printf(b, wide, f);
+#pragma GCC diagnostic pop
+    return 0;
+}
+
+/* "..." % args and the filter format. */
+static int f_format(jrun *r, jv v, const jcall *c, jv *out)
+{
+    int rc = 0;
+    size_t next = 0;
+    buf b = {0};
+    jv s;
+    const jv *args = c->v;
+    size_t n_args = c->n;
+    TRY(text_of(r, v, &s));
+    if (n_args == 1 && args[0].t == J_TUPLE) {
+        n_args = args[0].list->n;
+        args = args[0].list->v;
+    }
+    for (size_t i = 0; i < s.n; i++) {
+        char spec[16] = {0};
+        size_t k = 0;
+        jv arg;
+        if (s.s[i] != '%') {
+            buf_putc(&b, s.s[i]);
+            continue;
+        }
+        if (++i < s.n && s.s[i] == '%') {
+            buf_putc(&b, '%');
+            continue;
+        }
+        bool named = i < s.n && s.s[i] == '(';
+        if (named) {
+            const char *end = memchr(s.s + i, ')', s.n - i);
+            jv box = c->n && c->v[0].t == J_DICT ? c->v[0] : j_none();
+            if (!end || box.t != J_DICT ||
+                !j_dict_gets(box.dict, s.s + i + 1, (size_t)(end - s.s) - i - 1, &arg))
+                TRY(j_fail(r, "a format's name has no value"));
+            i = (size_t)(end - s.s) + 1;
+        }
+        while (i < s.n && k < 12 && s.s[i] && strchr("-+ 0123456789.", s.s[i]))
+            spec[k++] = s.s[i++];
+        char kind = i < s.n ? s.s[i] : 0;
+        if (!kind || !strchr("srdixXofFeEgG", kind)) TRY(j_fail(r, "a format that is not supported"));
+        if (!named) {
+            if (next >= n_args) TRY(j_fail(r, "a format with too few values"));
+            arg = args[next++];
+        }
+        TRY(format_one(r, &b, spec, kind, arg));
+    }
+    *out = j_copy(r, b.data, b.len);
+out:
+    buf_free(&b);
+    return rc;
+}
+
+/* ---- numbers ---- */
+
+static int f_int(jrun *r, jv v, const jcall *c, jv *out)
+{
+    jv otherwise = j_int(0), s;
+    int64_t base = 10;
+    int rc = j_arg_int(r, c, 1, "base", &base);
+    if (rc < 0) return rc;
+    j_arg(c, 0, "default", &otherwise);
+    *out = otherwise;
+    if (v.t == J_INT || v.t == J_BOOL) {
+        *out = j_int(v.t == J_INT ? v.i : v.b);
+    } else if (v.t == J_FLOAT && fabs(v.f) < 9.2e18) {
+        *out = j_int((int64_t)v.f);
+    } else if (v.t == J_STR && v.n && v.n < 400 && base >= 2 && base <= 36) {
+        char *end;
+        s = j_strip(v, NULL, 0, true, true);
+        s = j_copy(r, s.s, s.n);
+        long long i = strtoll(s.s, &end, (int)base);
+        if (s.n && !*end)
+            *out = j_int(i);
+        else if (s.n) {
+            double f = strtod(s.s, &end);
+            if (!*end && fabs(f) < 9.2e18) *out = j_int((int64_t)f);
+        }
+    }
+    return 0;
+}
+
+static int f_float(jrun *r, jv v, const jcall *c, jv *out)
+{
+    jv otherwise = j_float(0), s;
+    j_arg(c, 0, "default", &otherwise);
+    *out = otherwise;
+    if (v.t == J_FLOAT) {
+        *out = v;
+    } else if (v.t == J_INT || v.t == J_BOOL) {
+        *out = j_float(v.t == J_INT ? (double)v.i : (double)v.b);
+    } else if (v.t == J_STR && v.n && v.n < 400) {
+        char *end;
+        s = j_strip(v, NULL, 0, true, true);
+        s = j_copy(r, s.s, s.n);
+        double f = strtod(s.s, &end);
+        if (s.n && !*end) *out = j_float(f);
+    }
+    return 0;
+}
+
+static int f_abs(jrun *r, jv v, const jcall *c, jv *out)
+{
+    (void)c;
+    if (!j_is_num(v)) return j_fail(r, "filter 'abs' needs a number, found %s", j_type_name(v));
+    if (v.t == J_INT && v.i == INT64_MIN) return j_fail(r, "an integer larger than 64 bits");
+    *out = v.t == J_FLOAT ? j_float(fabs(v.f)) : j_int(v.t == J_BOOL ? v.b : v.i < 0 ? -v.i : v.i);
+    return 0;
+}
+
+static int f_round(jrun *r, jv v, const jcall *c, jv *out)
+{
+    int64_t places = 0;
+    jv method = j_strz("common");
+    int rc = j_arg_int(r, c, 0, "precision", &places);
+    if (rc < 0) return rc;
+    j_arg(c, 1, "method", &method);
+    if (!j_is_num(v)) return j_fail(r, "filter 'round' needs a number, found %s", j_type_name(v));
+    if (places > 300 || places < -300) return j_fail(r, "filter 'round': too many places");
+    double f = v.t == J_FLOAT ? v.f : v.t == J_BOOL ? (double)v.b : (double)v.i;
+    double scale = pow(10, (double)places);
+    if (j_is_str(method, "ceil")) {
+        *out = j_float(ceil(f * scale) / scale);
+    } else if (j_is_str(method, "floor")) {
+        *out = j_float(floor(f * scale) / scale);
+    } else if (v.t != J_FLOAT && places >= 0) {
+        *out = v.t == J_BOOL ? j_int(v.b) : v;
+    } else if (places >= 0 && places < 40) { /* printf rounds the exact value, half to even */
+        buf b = {0};
+        buf_printf(&b, "%.*f", (int)places, f);
+        *out = j_float(strtod(b.data, NULL));
+        buf_free(&b);
+    } else {
+        *out = j_float(nearbyint(f * scale) / scale);
+    }
+    return 0;
+}
+
+/* ---- collections ---- */
+
+static int f_length(jrun *r, jv v, const jcall *c, jv *out)
+{
+    int64_t n;
+    int rc = j_length(r, v, &n);
+    (void)c;
+    if (rc >= 0) *out = j_int(n);
+    return rc;
+}
+
+static int f_default(jrun *r, jv v, const jcall *c, jv *out)
+{
+    jv otherwise = j_strz("");
+    (void)r;
+    j_arg(c, 0, "default_value", &otherwise);
+    bool by_truth = flag_arg(c, 1, "boolean", false);
+    *out = v.t == J_UNDEF || (by_truth && !j_truth(v)) ? otherwise : v;
+    return 0;
+}
+
+static int f_list(jrun *r, jv v, const jcall *c, jv *out)
+{
+    jlist *l;
+    int rc = j_iter(r, v, &l);
+    (void)c;
+    if (rc < 0) return rc;
+    if ((rc = j_room(r, l->n * sizeof(jv))) < 0) return rc;
+    *out = j_list(r, l->n);
+    for (size_t i = 0; i < l->n; i++)
+        j_push(r, out->list, l->v[i]);
+    return 0;
+}
+
+static int f_first(jrun *r, jv v, const jcall *c, jv *out)
+{
+    jlist *l;
+    int rc = j_iter(r, v, &l);
+    (void)c;
+    if (rc >= 0) *out = l->n ? l->v[0] : j_undef("first item");
+    return rc;
+}
+
+static int f_last(jrun *r, jv v, const jcall *c, jv *out)
+{
+    jlist *l;
+    int rc = j_iter(r, v, &l);
+    (void)c;
+    if (rc >= 0) *out = l->n ? l->v[l->n - 1] : j_undef("last item");
+    return rc;
+}
+
+static int f_reverse(jrun *r, jv v, const jcall *c, jv *out)
+{
+    jlist *l;
+    int rc = j_iter(r, v, &l);
+    (void)c;
+    if (rc < 0) return rc;
+    if (v.t == J_STR) {
+        buf b = {0};
+        for (size_t i = l->n; i-- > 0;)
+            buf_add(&b, l->v[i].s, l->v[i].n);
+        *out = j_take(r, &b);
+        return 0;
+    }
+    *out = j_list(r, l->n);
+    for (size_t i = l->n; i-- > 0;)
+        j_push(r, out->list, l->v[i]);
+    return 0;
+}
+
+static int f_items(jrun *r, jv v, const jcall *c, jv *out)
+{
+    (void)c;
+    if (v.t != J_DICT && v.t != J_UNDEF)
+        return j_fail(r, "filter 'items' needs a mapping, found %s", j_type_name(v));
+    *out = j_list(r, 0);
+    for (size_t i = 0; v.t == J_DICT && i < v.dict->n; i++) {
+        jv pair = j_list(r, 2);
+        pair.t = J_TUPLE;
+        j_push(r, pair.list, v.dict->keys[i]);
+        j_push(r, pair.list, v.dict->vals[i]);
+        j_push(r, out->list, pair);
+    }
+    return 0;
+}
+
+/* x followed along "a.b.0"; `path` may be an integer too. */
+static int follow(jrun *r, jv x, jv path, jv otherwise, jv *out)
+{
+    int rc;
+    *out = x;
+    if (path.t == J_NONE) return 0;
+    if (path.t != J_STR) return j_item(r, x, path, out);
+    for (size_t at = 0; at <= path.n;) {
+        const char *dot = memchr(path.s + at, '.', path.n - at);
+        size_t end = dot ? (size_t)(dot - path.s) : path.n;
+        jv part = j_str(path.s + at, end - at);
+        bool digits = part.n > 0 && part.n < 10;
+        int64_t i = 0;
+        for (size_t k = 0; k < part.n && digits; k++) {
+            digits = part.s[k] >= '0' && part.s[k] <= '9';
+            i = i * 10 + (part.s[k] - '0');
+        }
+        if ((rc = j_item(r, *out, digits ? j_int(i) : part, out)) < 0) return rc;
+        if (out->t == J_UNDEF && otherwise.t != J_UNDEF) *out = otherwise;
+        at = end + 1;
+    }
+    return 0;
+}
+
+static int f_attr(jrun *r, jv v, const jcall *c, jv *out)
+{
+    if (c->n != 1 || c->v[0].t != J_STR) return j_fail(r, "filter 'attr' takes a name");
+    jv name = j_copy(r, c->v[0].s, c->v[0].n);
+    bool ns = v.t == J_NS;
+    *out = j_undef(name.s);
+    return ns ? j_attr(r, v, name.s, name.n, out) : 0;
+}
+
+static int f_join(jrun *r, jv v, const jcall *c, jv *out)
+{
+    int rc = 0;
+    jlist *l;
+    jv sep = j_strz(""), path = j_none();
+    buf b = {0};
+    TRY(j_iter(r, v, &l));
+    j_arg(c, 0, "d", &sep);
+    j_arg(c, 1, "attribute", &path);
+    TRY(text_of(r, sep, &sep));
+    for (size_t i = 0; i < l->n; i++) {
+        jv x;
+        if (i) TRY(j_print(r, &b, sep));
+        TRY(follow(r, l->v[i], path, j_undef(NULL), &x));
+        TRY(j_print(r, &b, x));
+    }
+    *out = j_copy(r, b.data, b.len);
+out:
+    buf_free(&b);
+    return rc;
+}
+
+/* The call's arguments without the first k. */
+static jcall rest_of(const jcall *c, size_t k)
+{
+    jcall rest = *c;
+    if (k > c->n) k = c->n;
+    rest.n -= k;
+    rest.v = c->v ? c->v + k : NULL;
+    return rest;
+}
+
+static int f_map(jrun *r, jv v, const jcall *c, jv *out)
+{
+    int rc = 0;
+    jlist *l;
+    jv path = j_none(), otherwise = j_undef(NULL), result;
+    TRY(j_iter(r, v, &l));
+    result = j_list(r, l->n);
+    bool by_attr = c->n == 0 && j_arg(c, 9, "attribute", &path);
+    j_arg(c, 9, "default", &otherwise);
+    if (!by_attr && (c->n == 0 || c->v[0].t != J_STR))
+        return j_fail(r, "filter 'map' takes a filter's name or attribute=");
+    jcall rest = rest_of(c, 1);
+    for (size_t i = 0; i < l->n; i++) {
+        jv x;
+        TRY(j_step(r));
+        if (by_attr)
+            TRY(follow(r, l->v[i], path, otherwise, &x));
+        else
+            TRY(j_filter(r, c->v[0].s, c->v[0].n, l->v[i], &rest, &x));
+        j_push(r, result.list, x);
+    }
+    *out = result;
+out:
+    return rc;
+}
+
+static int sift(jrun *r, jv v, const jcall *c, bool by_attr, bool want, jv *out)
+{
+    int rc = 0;
+    jlist *l;
+    size_t k = by_attr ? 1 : 0;
+    TRY(j_iter(r, v, &l));
+    jv result = j_list(r, 0);
+    if (c->n < k || (c->n > k && c->v[k].t != J_STR))
+        return j_fail(r, "select and reject take the name of a test");
+    jcall rest = rest_of(c, k + 1);
+    for (size_t i = 0; i < l->n; i++) {
+        jv x = l->v[i];
+        TRY(j_step(r));
+        if (by_attr) TRY(follow(r, l->v[i], c->v[0], j_undef(NULL), &x));
+        bool holds = j_truth(x);
+        if (c->n > k) TRY(j_test(r, c->v[k].s, c->v[k].n, x, &rest, &holds));
+        if (holds == want) j_push(r, result.list, l->v[i]);
+    }
+    *out = result;
+out:
+    return rc;
+}
+
+static int f_select(jrun *r, jv v, const jcall *c, jv *out)
+{
+    return sift(r, v, c, false, true, out);
+}
+
+static int f_reject(jrun *r, jv v, const jcall *c, jv *out)
+{
+    return sift(r, v, c, false, false, out);
+}
+
+static int f_selectattr(jrun *r, jv v, const jcall *c, jv *out)
+{
+    return sift(r, v, c, true, true, out);
+}
+
+static int f_rejectattr(jrun *r, jv v, const jcall *c, jv *out)
+{
+    return sift(r, v, c, true, false, out);
+}
+
+/* ---- order ---- */
+
+/* Sort keys of the items, strings folded unless case counts. */
+static int sort_keys(jrun *r, jlist *l, jv path, bool cased, jv **out)
+{
+    int rc = 0;
+    jv *keys = j_alloc(r, (l->n + 1) * sizeof(jv));
+    for (size_t i = 0; i < l->n; i++) {
+        TRY(j_step(r));
+        TRY(follow(r, l->v[i], path, j_undef(NULL), &keys[i]));
+        if (keys[i].t == J_STR && !cased) keys[i] = j_case(r, keys[i], 0);
+    }
+    *out = keys;
+out:
+    return rc;
+}
+
+/* Stable merge sort of positions by keys; b is room for as many. */
+static int merge_sort(jrun *r, const jv *keys, bool down, size_t *a, size_t *b, size_t n)
+{
+    int rc = 0;
+    if (n < 2) return 0;
+    size_t half = n / 2, i = 0, k = half, to = 0;
+    TRY(merge_sort(r, keys, down, a, b, half));
+    TRY(merge_sort(r, keys, down, a + half, b, n - half));
+    while (i < half && k < n) {
+        bool second;
+        if (down)
+            TRY(j_less(r, keys[a[i]], keys[a[k]], &second));
+        else
+            TRY(j_less(r, keys[a[k]], keys[a[i]], &second));
+        b[to++] = second ? a[k++] : a[i++];
+    }
+    while (i < half)
+        b[to++] = a[i++];
+    memcpy(a, b, to * sizeof(size_t));
+out:
+    return rc;
+}
+
+static int sorted(jrun *r, jlist *l, const jv *keys, bool down, jv *out)
+{
+    size_t *a = j_alloc(r, (l->n + 1) * 2 * sizeof(size_t));
+    for (size_t i = 0; i < l->n; i++)
+        a[i] = i;
+    int rc = merge_sort(r, keys, down, a, a + l->n + 1, l->n);
+    if (rc < 0) return rc;
+    *out = j_list(r, l->n);
+    for (size_t i = 0; i < l->n; i++)
+        j_push(r, out->list, l->v[a[i]]);
+    return 0;
+}
+
+static int f_sort(jrun *r, jv v, const jcall *c, jv *out)
+{
+    int rc = 0;
+    jlist *l;
+    jv *keys, path = j_none();
+    TRY(j_iter(r, v, &l));
+    j_arg(c, 2, "attribute", &path);
+    TRY(sort_keys(r, l, path, flag_arg(c, 1, "case_sensitive", false), &keys));
+    TRY(sorted(r, l, keys, flag_arg(c, 0, "reverse", false), out));
+out:
+    return rc;
+}
+
+static int f_dictsort(jrun *r, jv v, const jcall *c, jv *out)
+{
+    int rc = 0;
+    jv pairs, by = j_strz("key"), *keys;
+    TRY(f_items(r, v, c, &pairs));
+    j_arg(c, 1, "by", &by);
+    TRY(sort_keys(r, pairs.list, j_int(j_is_str(by, "value")),
+                  flag_arg(c, 0, "case_sensitive", false), &keys));
+    TRY(sorted(r, pairs.list, keys, flag_arg(c, 2, "reverse", false), out));
+out:
+    return rc;
+}
+
+static int f_unique(jrun *r, jv v, const jcall *c, jv *out)
+{
+    int rc = 0;
+    jlist *l;
+    jv *keys, path = j_none(), seen = j_dict(r), ignored, result;
+    TRY(j_iter(r, v, &l));
+    j_arg(c, 1, "attribute", &path);
+    TRY(sort_keys(r, l, path, flag_arg(c, 0, "case_sensitive", false), &keys));
+    result = j_list(r, 0);
+    for (size_t i = 0; i < l->n; i++) {
+        if (!j_hashable(keys[i])) return j_fail(r, "filter 'unique' over %s", j_type_name(keys[i]));
+        if (j_dict_get(seen.dict, keys[i], &ignored)) continue;
+        j_dict_set(r, seen.dict, keys[i], j_none());
+        j_push(r, result.list, l->v[i]);
+    }
+    *out = result;
+out:
+    return rc;
+}
+
+static int extreme(jrun *r, jv v, const jcall *c, bool largest, jv *out)
+{
+    int rc = 0;
+    jlist *l;
+    jv *keys, path = j_none();
+    size_t best = 0;
+    TRY(j_iter(r, v, &l));
+    j_arg(c, 1, "attribute", &path);
+    TRY(sort_keys(r, l, path, flag_arg(c, 0, "case_sensitive", false), &keys));
+    for (size_t i = 1; i < l->n; i++) {
+        bool better;
+        TRY(largest ? j_less(r, keys[best], keys[i], &better) : j_less(r, keys[i], keys[best], &better));
+        if (better) best = i;
+    }
+    *out = l->n ? l->v[best] : j_undef("item of an empty sequence");
+out:
+    return rc;
+}
+
+static int f_min(jrun *r, jv v, const jcall *c, jv *out)
+{
+    return extreme(r, v, c, false, out);
+}
+
+static int f_max(jrun *r, jv v, const jcall *c, jv *out)
+{
+    return extreme(r, v, c, true, out);
+}
+
+static int f_sum(jrun *r, jv v, const jcall *c, jv *out)
+{
+    int rc = 0;
+    jlist *l;
+    jv path = j_none(), total = j_int(0), x;
+    TRY(j_iter(r, v, &l));
+    j_arg(c, 0, "attribute", &path);
+    j_arg(c, 1, "start", &total);
+    for (size_t i = 0; i < l->n; i++) {
+        TRY(j_step(r));
+        TRY(follow(r, l->v[i], path, j_undef(NULL), &x));
+        if (total.t == J_STR) return j_fail(r, "filter 'sum' cannot add strings");
+        TRY(j_binary(r, JT_ADD, total, x, &total));
+    }
+    *out = total;
+out:
+    return rc;
+}
+
+/* Pairs (key, items), sorted by key. */
+static int f_groupby(jrun *r, jv v, const jcall *c, jv *out)
+{
+    int rc = 0;
+    jlist *l;
+    jv *keys, path = j_none(), all, result = j_list(r, 0), otherwise = j_undef(NULL);
+    TRY(j_iter(r, v, &l));
+    if (!j_arg(c, 0, "attribute", &path)) return j_fail(r, "filter 'groupby' takes an attribute");
+    j_arg(c, 1, "default", &otherwise);
+    TRY(sort_keys(r, l, path, true, &keys));
+    TRY(sorted(r, l, keys, false, &all));
+    jv last = j_undef(NULL), items = j_list(r, 0);
+    for (size_t i = 0; i < all.list->n; i++) {
+        jv key;
+        bool same = false;
+        TRY(follow(r, all.list->v[i], path, otherwise, &key));
+        if (i) TRY(j_equal(r, last, key, &same));
+        if (!same) {
+            jv pair = j_list(r, 2);
+            pair.t = J_TUPLE;
+            items = j_list(r, 0);
+            j_push(r, pair.list, key);
+            j_push(r, pair.list, items);
+            j_push(r, result.list, pair);
+        }
+        j_push(r, items.list, all.list->v[i]);
+        last = key;
+    }
+    *out = result;
+out:
+    return rc;
+}
+
+static int f_batch(jrun *r, jv v, const jcall *c, jv *out)
+{
+    int rc = 0;
+    jlist *l;
+    int64_t n = 1;
+    jv fill = j_none(), result = j_list(r, 0), row = j_none();
+    TRY(j_iter(r, v, &l));
+    TRY(j_arg_int(r, c, 0, "linecount", &n));
+    j_arg(c, 1, "fill_with", &fill);
+    if (n < 1) return j_fail(r, "filter 'batch' needs a positive number");
+    if (fill.t != J_NONE) TRY(j_room(r, n > (1 << 22) ? SIZE_MAX : (size_t)n * sizeof(jv)));
+    for (size_t i = 0; i < l->n; i++) {
+        if (row.t == J_NONE || row.list->n == (size_t)n) {
+            row = j_list(r, 0);
+            j_push(r, result.list, row);
+        }
+        j_push(r, row.list, l->v[i]);
+    }
+    while (fill.t != J_NONE && row.t != J_NONE && row.list->n < (size_t)n)
+        j_push(r, row.list, fill);
+    *out = result;
+out:
+    return rc < 0 ? rc : 0;
+}
+
+static int f_slice(jrun *r, jv v, const jcall *c, jv *out)
+{
+    int rc = 0;
+    jlist *l;
+    int64_t n = 1;
+    jv fill = j_none(), result = j_list(r, 0);
+    TRY(j_iter(r, v, &l));
+    TRY(j_arg_int(r, c, 0, "slices", &n));
+    j_arg(c, 1, "fill_with", &fill);
+    if (n < 1 || n > 100000) return j_fail(r, "filter 'slice' needs a positive number");
+    size_t per = l->n / (size_t)n, extra = l->n % (size_t)n, at = 0;
+    for (size_t i = 0; i < (size_t)n; i++) {
+        size_t k = per + (i < extra);
+        jv row = j_list(r, k + 1);
+        for (size_t m = 0; m < k; m++)
+            j_push(r, row.list, l->v[at++]);
+        if (fill.t != J_NONE && i >= extra) j_push(r, row.list, fill);
+        j_push(r, result.list, row);
+    }
+    *out = result;
+out:
+    return rc < 0 ? rc : 0;
+}
+
+static int f_safe(jrun *r, jv v, const jcall *c, jv *out)
+{
+    (void)c;
+    return text_of(r, v, out);
+}
+
+static const j_row filters[] = {
+    {"abs", f_abs, 0, 0},
+    {"attr", f_attr, 1, 1},
+    {"batch", f_batch, 1, 2},
+    {"capitalize", f_capitalize, 0, 0},
+    {"center", f_center, 0, 1},
+    {"count", f_length, 0, 0},
+    {"d", f_default, 0, 2},
+    {"default", f_default, 0, 2},
+    {"dictsort", f_dictsort, 0, 3},
+    {"e", f_escape, 0, 0},
+    {"escape", f_escape, 0, 0},
+    {"first", f_first, 0, 0},
+    {"float", f_float, 0, 1},
+    {"forceescape", f_escape, 0, 0},
+    {"format", f_format, 0, J_MAX_ARGS},
+    {"groupby", f_groupby, 1, 3},
+    {"indent", f_indent, 0, 3},
+    {"int", f_int, 0, 2},
+    {"items", f_items, 0, 0},
+    {"join", f_join, 0, 2},
+    {"last", f_last, 0, 0},
+    {"length", f_length, 0, 0},
+    {"list", f_list, 0, 0},
+    {"lower", f_lower, 0, 0},
+    {"map", f_map, 0, J_MAX_ARGS},
+    {"max", f_max, 0, 2},
+    {"min", f_min, 0, 2},
+    {"reject", f_reject, 0, J_MAX_ARGS},
+    {"rejectattr", f_rejectattr, 1, J_MAX_ARGS},
+    {"replace", f_replace, 2, 3},
+    {"reverse", f_reverse, 0, 0},
+    {"round", f_round, 0, 2},
+    {"safe", f_safe, 0, 0},
+    {"select", f_select, 0, J_MAX_ARGS},
+    {"selectattr", f_selectattr, 1, J_MAX_ARGS},
+    {"slice", f_slice, 1, 2},
+    {"sort", f_sort, 0, 3},
+    {"string", f_string, 0, 0},
+    {"sum", f_sum, 0, 2},
+    {"title", f_title, 0, 0},
+    {"tojson", j_tojson, 0, 4},
+    {"trim", f_trim, 0, 1},
+    {"unique", f_unique, 0, 2},
+    {"upper", f_upper, 0, 0},
+    {"urlencode", f_urlencode, 0, 0},
+    {"wordcount", f_wordcount, 0, 0},
 };
 
-const jj_row *jj_filter_find(const char *name)
+const j_row *j_find_filter(const char *name, size_t n)
 {
-    for (size_t i = 0; i < sizeof filters / sizeof *filters; i++)
-        if (!strcmp(filters[i].name, name)) return &filters[i];
+    for (size_t i = 0; i < sizeof(filters) / sizeof(filters[0]); i++)
+        if (strlen(filters[i].name) == n && !memcmp(filters[i].name, name, n)) return &filters[i];
     return NULL;
 }

@@ -1,210 +1,322 @@
-/* Tests ("x is …"): a const table of name, parameters and function. */
+/* What `x is test` and the global names can be: two registries.
+ *
+ * One row per test; a native gets the tested value as `self` and answers with any value, whose
+ * truth counts. Functions are rows as well: range, namespace, dict, joiner, raise_exception and
+ * strftime_now. raise_exception's text becomes the error's text as it stands, since it is written
+ * for the one who sent the conversation. */
+#include <stdlib.h>
 #include <string.h>
-#include "text/jinja.h"
+#include <time.h>
+#include "base/utf8.h"
+#include "text/jinja_internal.h"
 
-#define KIND_TEST(fn, condition)                                                                   \
-    static int fn(jrt *r, const jbound *b, jv *out)                                                \
+#define RANGE_MAX 100000 /* as Jinja's sandbox has it */
+
+static int answer(jv *out, bool b)
+{
+    *out = j_bool(b);
+    return 0;
+}
+
+#define TYPE_TEST(name, expr)                                                                      \
+    static int name(jrun *r, jv v, const jcall *c, jv *out)                                        \
     {                                                                                              \
         (void)r;                                                                                   \
-        jv v = b->in;                                                                              \
-        *out = jv_bool(condition);                                                                 \
-        return 0;                                                                                  \
+        (void)v;                                                                                   \
+        (void)c;                                                                                   \
+        return answer(out, expr);                                                                  \
     }
 
-KIND_TEST(t_defined, v.kind != JV_UNDEF)
-KIND_TEST(t_undefined, v.kind == JV_UNDEF)
-KIND_TEST(t_none, v.kind == JV_NONE)
-KIND_TEST(t_string, v.kind == JV_STR)
-KIND_TEST(t_mapping, v.kind == JV_DICT)
-KIND_TEST(t_number, jv_is_num(v))
-KIND_TEST(t_integer, v.kind == JV_INT)
-KIND_TEST(t_float, v.kind == JV_FLOAT)
-KIND_TEST(t_boolean, v.kind == JV_BOOL)
-KIND_TEST(t_true, v.kind == JV_BOOL && v.b)
-KIND_TEST(t_false, v.kind == JV_BOOL && !v.b)
-KIND_TEST(t_callable, v.kind == JV_FUNC || v.kind == JV_METHOD || v.kind == JV_MACRO)
-KIND_TEST(t_escaped, v.kind == JV_STR && v.sub == JS_SAFE)
-KIND_TEST(t_iterable, v.kind == JV_STR || v.kind == JV_LIST || v.kind == JV_DICT ||
-                          v.kind == JV_UNDEF || v.kind == JV_LOOP)
-/* has a length and takes subscripts: an undefined value has both */
-KIND_TEST(t_sequence, v.kind == JV_STR || v.kind == JV_DICT || v.kind == JV_UNDEF ||
-                          (v.kind == JV_LIST && v.sub != JL_GEN && v.sub != JL_VIEW))
+TYPE_TEST(is_defined, v.t != J_UNDEF)
+TYPE_TEST(is_undefined, v.t == J_UNDEF)
+TYPE_TEST(is_none, v.t == J_NONE)
+TYPE_TEST(is_string, v.t == J_STR)
+TYPE_TEST(is_mapping, v.t == J_DICT)
+TYPE_TEST(is_number, j_is_num(v))
+TYPE_TEST(is_integer, v.t == J_INT)
+TYPE_TEST(is_float, v.t == J_FLOAT)
+TYPE_TEST(is_boolean, v.t == J_BOOL)
+TYPE_TEST(is_true, v.t == J_BOOL && v.b)
+TYPE_TEST(is_false, v.t == J_BOOL && !v.b)
+TYPE_TEST(is_callable, v.t == J_FUNC || v.t == J_LOOP)
+TYPE_TEST(is_escaped, false)
+TYPE_TEST(is_sequence,
+          v.t == J_STR || v.t == J_LIST || v.t == J_TUPLE || v.t == J_DICT || v.t == J_UNDEF)
+TYPE_TEST(is_iterable, v.t == J_STR || v.t == J_LIST || v.t == J_TUPLE || v.t == J_DICT ||
+                           v.t == J_UNDEF || v.t == J_LOOP)
+TYPE_TEST(is_sameas, v.t == c->v[0].t && (v.t == J_STR ? v.s == c->v[0].s && v.n == c->v[0].n
+                                          : v.t == J_BOOL ? v.b == c->v[0].b
+                                          : v.t == J_NONE ? true
+                                                          : v.i == c->v[0].i))
 
-static int t_eq(jrt *r, const jbound *b, jv *out)
-{
-    (void)r;
-    *out = jv_bool(jv_equal(b->in, b->a[0]));
-    return 0;
-}
-
-static int t_ne(jrt *r, const jbound *b, jv *out)
-{
-    (void)r;
-    *out = jv_bool(!jv_equal(b->in, b->a[0]));
-    return 0;
-}
-
-static int order(jrt *r, const jbound *b, const char *op, jv *out)
-{
-    int c = 0, rc = jv_compare(r, b->in, b->a[0], op, &c);
-    bool yes = op[0] == '<' ? c < 0 : c > 0;
-    *out = jv_bool(yes || (op[1] && c == 0));
-    return rc;
-}
-
-static int t_lt(jrt *r, const jbound *b, jv *out)
-{
-    return order(r, b, "<", out);
-}
-
-static int t_le(jrt *r, const jbound *b, jv *out)
-{
-    return order(r, b, "<=", out);
-}
-
-static int t_gt(jrt *r, const jbound *b, jv *out)
-{
-    return order(r, b, ">", out);
-}
-
-static int t_ge(jrt *r, const jbound *b, jv *out)
-{
-    return order(r, b, ">=", out);
-}
-
-static int t_in(jrt *r, const jbound *b, jv *out)
-{
-    bool yes = false;
-    int rc = jv_contains(r, b->a[0], b->in, &yes);
-    *out = jv_bool(yes);
-    return rc;
-}
-
-static int t_sameas(jrt *r, const jbound *b, jv *out)
-{
-    (void)r;
-    jv x = b->in, y = b->a[0];
-    *out = jv_bool(x.kind == y.kind && (x.kind == JV_LIST || x.kind == JV_DICT ? x.l == y.l
-                                                                                : jv_equal(x, y)));
-    return 0;
-}
-
-static int modulo(jrt *r, jv v, int64_t m, int64_t want, jv *out)
+static int parity(jrun *r, jv v, int64_t by, bool want_zero, jv *out)
 {
     jv rest;
-    int rc = jj_binary(r, '%', v, jv_int(m), &rest);
-    *out = jv_bool(rc == 0 && jv_is_num(rest) && jv_num(rest) == (double)want);
+    int rc = j_binary(r, JT_MOD, v, j_int(by), &rest);
+    if (rc < 0) return rc;
+    bool same;
+    if ((rc = j_equal(r, rest, j_int(want_zero ? 0 : 1), &same)) < 0) return rc;
+    return answer(out, same);
+}
+
+static int is_odd(jrun *r, jv v, const jcall *c, jv *out)
+{
+    (void)c;
+    return parity(r, v, 2, false, out);
+}
+
+static int is_even(jrun *r, jv v, const jcall *c, jv *out)
+{
+    (void)c;
+    return parity(r, v, 2, true, out);
+}
+
+static int is_divisible(jrun *r, jv v, const jcall *c, jv *out)
+{
+    int64_t by = 1;
+    int rc = j_arg_int(r, c, 0, "num", &by);
+    return rc < 0 ? rc : parity(r, v, by, true, out);
+}
+
+static int is_eq(jrun *r, jv v, const jcall *c, jv *out)
+{
+    bool same;
+    int rc = j_equal(r, v, c->v[0], &same);
+    return rc < 0 ? rc : answer(out, same);
+}
+
+static int is_ne(jrun *r, jv v, const jcall *c, jv *out)
+{
+    bool same;
+    int rc = j_equal(r, v, c->v[0], &same);
+    return rc < 0 ? rc : answer(out, !same);
+}
+
+static int is_lt(jrun *r, jv v, const jcall *c, jv *out)
+{
+    bool less;
+    int rc = j_less(r, v, c->v[0], &less);
+    return rc < 0 ? rc : answer(out, less);
+}
+
+static int is_gt(jrun *r, jv v, const jcall *c, jv *out)
+{
+    bool less;
+    int rc = j_less(r, c->v[0], v, &less);
+    return rc < 0 ? rc : answer(out, less);
+}
+
+static int is_le(jrun *r, jv v, const jcall *c, jv *out)
+{
+    bool less;
+    int rc = j_less(r, c->v[0], v, &less);
+    return rc < 0 ? rc : answer(out, !less);
+}
+
+static int is_ge(jrun *r, jv v, const jcall *c, jv *out)
+{
+    bool less;
+    int rc = j_less(r, v, c->v[0], &less);
+    return rc < 0 ? rc : answer(out, !less);
+}
+
+static int is_in(jrun *r, jv v, const jcall *c, jv *out)
+{
+    bool found;
+    int rc = j_contains(r, c->v[0], v, &found);
+    return rc < 0 ? rc : answer(out, found);
+}
+
+static int is_case(jrun *r, jv v, int how, jv *out)
+{
+    jv s;
+    int rc = j_to_str(r, v, &s);
+    if (rc < 0) return rc;
+    jv up = j_case(r, s, 1), low = j_case(r, s, 0), same = how ? up : low;
+    bool has_letters = up.n != low.n || (up.n && memcmp(up.s, low.s, up.n) != 0);
+    return answer(out, has_letters && same.n == s.n && !memcmp(same.s, s.s, s.n));
+}
+
+static int is_lower(jrun *r, jv v, const jcall *c, jv *out)
+{
+    (void)c;
+    return is_case(r, v, 0, out);
+}
+
+static int is_upper(jrun *r, jv v, const jcall *c, jv *out)
+{
+    (void)c;
+    return is_case(r, v, 1, out);
+}
+
+static int is_filter(jrun *r, jv v, const jcall *c, jv *out)
+{
+    (void)r;
+    (void)c;
+    return answer(out, v.t == J_STR && j_find_filter(v.s, v.n));
+}
+
+static int is_test(jrun *r, jv v, const jcall *c, jv *out)
+{
+    (void)r;
+    (void)c;
+    return answer(out, v.t == J_STR && j_find_test(v.s, v.n));
+}
+
+static const j_row tests[] = {
+    {"defined", is_defined, 0, 0},   {"undefined", is_undefined, 0, 0},
+    {"none", is_none, 0, 0},         {"string", is_string, 0, 0},
+    {"mapping", is_mapping, 0, 0},   {"number", is_number, 0, 0},
+    {"integer", is_integer, 0, 0},   {"float", is_float, 0, 0},
+    {"boolean", is_boolean, 0, 0},   {"true", is_true, 0, 0},
+    {"false", is_false, 0, 0},       {"callable", is_callable, 0, 0},
+    {"escaped", is_escaped, 0, 0},   {"sequence", is_sequence, 0, 0},
+    {"iterable", is_iterable, 0, 0}, {"sameas", is_sameas, 1, 1},
+    {"odd", is_odd, 0, 0},           {"even", is_even, 0, 0},
+    {"divisibleby", is_divisible, 1, 1},
+    {"eq", is_eq, 1, 1},             {"equalto", is_eq, 1, 1},
+    {"==", is_eq, 1, 1},             {"ne", is_ne, 1, 1},
+    {"!=", is_ne, 1, 1},             {"lt", is_lt, 1, 1},
+    {"lessthan", is_lt, 1, 1},       {"<", is_lt, 1, 1},
+    {"gt", is_gt, 1, 1},             {"greaterthan", is_gt, 1, 1},
+    {">", is_gt, 1, 1},              {"le", is_le, 1, 1},
+    {"<=", is_le, 1, 1},             {"ge", is_ge, 1, 1},
+    {">=", is_ge, 1, 1},             {"in", is_in, 1, 1},
+    {"lower", is_lower, 0, 0},       {"upper", is_upper, 0, 0},
+    {"filter", is_filter, 0, 0},     {"test", is_test, 0, 0}};
+
+const j_row *j_find_test(const char *name, size_t n)
+{
+    for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]); i++)
+        if (strlen(tests[i].name) == n && !memcmp(tests[i].name, name, n)) return &tests[i];
+    return NULL;
+}
+
+/* ---- functions ---- */
+
+static int fn_raise(jrun *r, jv self, const jcall *c, jv *out)
+{
+    jv text = j_strz("the chat template refused the conversation");
+    (void)self;
+    (void)out;
+    if (c->n) {
+        int rc = j_to_str(r, c->v[0], &text);
+        if (rc < 0) return rc;
+    }
+    size_t n = text.n < 900 ? text.n : 900;
+    return err_set(r->e, ERR_VALUE, "%.*s", (int)utf8_valid_prefix(text.s, n), text.s);
+}
+
+static int fn_range(jrun *r, jv self, const jcall *c, jv *out)
+{
+    int64_t a[3] = {0, 0, 1};
+    int rc = 0;
+    (void)self;
+    if (c->n < 1 || c->n > 3 || c->n_kw) return j_fail(r, "range takes one to three integers");
+    for (size_t i = 0; i < c->n; i++)
+        TRY(j_arg_int(r, c, i, "range", &a[c->n == 1 ? 1 : i]));
+    if (a[2] == 0) return j_fail(r, "range's step must not be zero");
+    double count = ((double)a[1] - (double)a[0]) / (double)a[2];
+    if (count > RANGE_MAX) return j_fail(r, "range of more than %d numbers", RANGE_MAX);
+    *out = j_list(r, 0);
+    for (int64_t x = a[0]; a[2] > 0 ? x < a[1] : x > a[1];) {
+        j_push(r, out->list, j_int(x));
+        if (__builtin_add_overflow(x, a[2], &x)) break;
+    }
+    rc = 0;
+out:
     return rc;
 }
 
-static int t_odd(jrt *r, const jbound *b, jv *out)
+/* dict(pairs or mapping, name=value...) */
+static int fn_dict(jrun *r, jv self, const jcall *c, jv *out)
 {
-    return modulo(r, b->in, 2, 1, out);
+    int rc = 0;
+    (void)self;
+    jv v = j_dict(r);
+    for (size_t i = 0; i < c->n; i++) {
+        jv from = c->v[i];
+        jlist *pairs;
+        if (from.t == J_DICT || from.t == J_NS) {
+            for (size_t k = 0; k < from.dict->n; k++)
+                j_dict_set(r, v.dict, from.dict->keys[k], from.dict->vals[k]);
+            continue;
+        }
+        TRY(j_iter(r, from, &pairs));
+        for (size_t k = 0; k < pairs->n; k++) {
+            jlist *pair;
+            TRY(j_iter(r, pairs->v[k], &pair));
+            if (pair->n != 2 || !j_hashable(pair->v[0]))
+                return j_fail(r, "dict() needs pairs of a key and a value");
+            j_dict_set(r, v.dict, pair->v[0], pair->v[1]);
+        }
+    }
+    for (size_t i = 0; i < c->n_kw; i++)
+        j_dict_set(r, v.dict, c->kw_names[i], c->kw[i]);
+    *out = v;
+out:
+    return rc;
 }
 
-static int t_even(jrt *r, const jbound *b, jv *out)
+static int fn_namespace(jrun *r, jv self, const jcall *c, jv *out)
 {
-    return modulo(r, b->in, 2, 0, out);
+    int rc = fn_dict(r, self, c, out);
+    out->t = J_NS;
+    return rc;
 }
 
-static int t_divisibleby(jrt *r, const jbound *b, jv *out)
+/* joiner(sep): the first call gives "", later ones sep. */
+static int joiner_call(jrun *r, jv self, const jcall *c, jv *out)
 {
-    if (b->a[0].kind != JV_INT) return jj_fail(r, "divisibleby needs an integer");
-    return modulo(r, b->in, b->a[0].i, 0, out);
-}
-
-/* str.islower and str.isupper: some letter has a case, and none has the other */
-static int has_case(jrt *r, jv in, bool upper, jv *out)
-{
-    jv s;
-    buf same = {0}, other = {0};
-    int rc = jv_to_str(r, in, &s);
-    if (rc < 0) return rc;
-    buf_puts(&same, "");
-    buf_puts(&other, "");
-    (upper ? js_upper : js_lower)(s.s, s.n, &same);
-    (upper ? js_lower : js_upper)(s.s, s.n, &other);
-    bool yes = same.len == s.n && !memcmp(same.data, s.s, s.n) &&
-               !(other.len == s.n && !memcmp(other.data, s.s, s.n));
-    buf_free(&same);
-    buf_free(&other);
-    *out = jv_bool(yes);
+    jv used = j_bool(false);
+    (void)c;
+    j_dict_gets(self.dict, "used", 4, &used);
+    *out = j_strz("");
+    if (used.b) j_dict_gets(self.dict, "sep", 3, out);
+    j_dict_set(r, self.dict, j_strz("used"), j_bool(true));
     return 0;
 }
 
-static int t_lower(jrt *r, const jbound *b, jv *out)
+static int fn_joiner(jrun *r, jv self, const jcall *c, jv *out)
 {
-    return has_case(r, b->in, false, out);
-}
-
-static int t_upper(jrt *r, const jbound *b, jv *out)
-{
-    return has_case(r, b->in, true, out);
-}
-
-static int named(jrt *r, jv in, const jj_row *(*find)(const char *), jv *out)
-{
-    if (in.kind != JV_STR) return jj_fail(r, "a name must be a string");
-    jv name = jv_strn(r, in.s, in.n);
-    *out = jv_bool(find(name.s) != NULL);
+    jv sep = j_strz(", "), state = j_dict(r);
+    (void)self;
+    j_arg(c, 0, "sep", &sep);
+    j_dict_set(r, state.dict, j_strz("sep"), sep);
+    jfunc *f = j_alloc(r, sizeof(*f));
+    f->name = "joiner";
+    f->native = joiner_call;
+    f->self = state;
+    *out = (jv){.t = J_FUNC, .fn = f};
     return 0;
 }
 
-static int t_filter(jrt *r, const jbound *b, jv *out)
+static int fn_strftime(jrun *r, jv self, const jcall *c, jv *out)
 {
-    return named(r, b->in, jj_filter_find, out);
+    char format[128], text[512];
+    struct tm tm;
+    time_t now = r->t->clock_fixed ? (time_t)r->t->clock : time(NULL);
+    (void)self;
+    if (c->n != 1 || c->v[0].t != J_STR || c->v[0].n >= sizeof(format))
+        return j_fail(r, "strftime_now takes one short format");
+    memcpy(format, c->v[0].s, c->v[0].n);
+    format[c->v[0].n] = 0;
+    if (r->t->clock_fixed)
+        gmtime_r(&now, &tm);
+    else
+        localtime_r(&now, &tm);
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral"
+    size_t n = strftime(text, sizeof(text), format, &tm);
+#pragma GCC diagnostic pop
+    *out = j_copy(r, text, n);
+    return 0;
 }
 
-static int t_test(jrt *r, const jbound *b, jv *out)
-{
-    return named(r, b->in, jj_test_find, out);
-}
-
-static const jj_row tests[] = {
-    {"!=", "other", 1, t_ne, 0},
-    {"<", "other", 1, t_lt, 0},
-    {"<=", "other", 1, t_le, 0},
-    {"==", "other", 1, t_eq, 0},
-    {">", "other", 1, t_gt, 0},
-    {">=", "other", 1, t_ge, 0},
-    {"boolean", "", 0, t_boolean, 0},
-    {"callable", "", 0, t_callable, 0},
-    {"defined", "", 0, t_defined, 0},
-    {"divisibleby", "num", 1, t_divisibleby, 0},
-    {"eq", "other", 1, t_eq, 0},
-    {"equalto", "other", 1, t_eq, 0},
-    {"escaped", "", 0, t_escaped, 0},
-    {"even", "", 0, t_even, 0},
-    {"false", "", 0, t_false, 0},
-    {"filter", "", 0, t_filter, 0},
-    {"float", "", 0, t_float, 0},
-    {"ge", "other", 1, t_ge, 0},
-    {"greaterthan", "other", 1, t_gt, 0},
-    {"gt", "other", 1, t_gt, 0},
-    {"in", "seq", 1, t_in, 0},
-    {"integer", "", 0, t_integer, 0},
-    {"iterable", "", 0, t_iterable, 0},
-    {"le", "other", 1, t_le, 0},
-    {"lessthan", "other", 1, t_lt, 0},
-    {"lower", "", 0, t_lower, 0},
-    {"lt", "other", 1, t_lt, 0},
-    {"mapping", "", 0, t_mapping, 0},
-    {"ne", "other", 1, t_ne, 0},
-    {"none", "", 0, t_none, 0},
-    {"number", "", 0, t_number, 0},
-    {"odd", "", 0, t_odd, 0},
-    {"sameas", "other", 1, t_sameas, 0},
-    {"sequence", "", 0, t_sequence, 0},
-    {"string", "", 0, t_string, 0},
-    {"test", "", 0, t_test, 0},
-    {"true", "", 0, t_true, 0},
-    {"undefined", "", 0, t_undefined, 0},
-    {"upper", "", 0, t_upper, 0},
-};
-
-const jj_row *jj_test_find(const char *name)
-{
-    for (size_t i = 0; i < sizeof tests / sizeof *tests; i++)
-        if (!strcmp(tests[i].name, name)) return &tests[i];
-    return NULL;
-}
+const j_row j_globals[] = {{"raise_exception", fn_raise, 0, J_MAX_ARGS},
+                           {"range", fn_range, 1, 3},
+                           {"dict", fn_dict, 0, J_MAX_ARGS},
+                           {"namespace", fn_namespace, 0, J_MAX_ARGS},
+                           {"joiner", fn_joiner, 0, 1},
+                           {"strftime_now", fn_strftime, 1, 1},
+                           {NULL, NULL, 0, 0}};
