@@ -8,9 +8,9 @@
 struct gguf_type {
     uint32_t id;
     const char *name;
-    int block;                  /* elements */
-    int bytes;                  /* per block */
-    num_dtype plain;            /* NUM_F32/F16/BF16, else NUM_NONE */
+    int block;       /* elements */
+    int bytes;       /* per block */
+    num_dtype plain; /* NUM_F32/F16/BF16, else NUM_NONE */
     void (*decode)(const uint8_t *blocks, size_t n_elements, float *out);
 };
 typedef struct gguf_type gguf_type;
@@ -18,30 +18,50 @@ extern const gguf_type gguf_types[];
 extern const int gguf_n_types;
 const gguf_type *gguf_type_by_id(uint32_t id);
 
-typedef enum gguf_vtype { GGUF_U8, GGUF_I8, GGUF_U16, GGUF_I16, GGUF_U32, GGUF_I32, GGUF_F32, GGUF_BOOL,
-    GGUF_STR, GGUF_ARR, GGUF_U64, GGUF_I64, GGUF_F64 } gguf_vtype;
-typedef struct gguf_str { const char *s; size_t n; } gguf_str;
+typedef enum gguf_vtype {
+    GGUF_U8,
+    GGUF_I8,
+    GGUF_U16,
+    GGUF_I16,
+    GGUF_U32,
+    GGUF_I32,
+    GGUF_F32,
+    GGUF_BOOL,
+    GGUF_STR,
+    GGUF_ARR,
+    GGUF_U64,
+    GGUF_I64,
+    GGUF_F64
+} gguf_vtype;
+typedef struct gguf_str {
+    const char *s;
+    size_t n;
+} gguf_str;
 typedef struct gguf_kv {
     char *key;
-    gguf_vtype type, elem;      /* elem for arrays */
-    uint64_t n;                 /* array length */
-    int64_t i; double f; gguf_str s;
-    void *arr;                  /* int64_t[n], double[n] or gguf_str[n] by elem */
+    gguf_vtype type, elem; /* elem for arrays */
+    uint64_t n;            /* array length */
+    int64_t i;
+    double f;
+    gguf_str s;
+    void *arr; /* int64_t[n], double[n] or gguf_str[n] by elem */
 } gguf_kv;
 typedef struct gguf_tensor {
     char *name;
     const gguf_type *type;
     int n_dims;
-    int64_t ne[4];              /* ggml order: innermost first */
-    uint64_t offset, bytes;     /* in the file */
+    int64_t ne[4];          /* ggml order: innermost first */
+    uint64_t offset, bytes; /* in the file */
 } gguf_tensor;
 typedef struct gguf_file {
     file_map map;
     arena *mem;
     uint32_t version;
     uint64_t alignment, data_offset;
-    gguf_kv *kv; size_t n_kv;
-    gguf_tensor *tensors; size_t n_tensors;
+    gguf_kv *kv;
+    size_t n_kv;
+    gguf_tensor *tensors;
+    size_t n_tensors;
 } gguf_file;
 int gguf_open(gguf_file *g, const char *path, err *e);
 void gguf_close(gguf_file *g);
