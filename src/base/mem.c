@@ -343,6 +343,7 @@ void buf_reserve(buf *b, size_t extra)
     while (cap < need)
         cap = cap > SIZE_MAX / 2 ? need : cap * 2;
     b->data = xrealloc(b->data, cap);
+    b->data[b->len] = 0; /* also when nothing was there before */
     b->cap = cap;
 }
 
