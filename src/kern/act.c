@@ -1,11 +1,13 @@
 /* What becomes of the input of a linear. One rule per `a:` axis, as the checkpoint libraries apply
  * it (the values a model was measured with):
  *
- *   fp8 token / group     s = amax/448 (57344), value = fp8(x/s) * s; static tensor: s =
- * input_scale int token / group     s = amax/((2^b-1)/2), codes -2^(b-1)..2^(b-1)-1; static: s =
- * input_scale nvfp4                 s = E4M3(g*amax16/6), 0 -> 0.125, value = E2M1(x*g/s) * s/g; g
- * = 1/input_global, or 2688/amax of the row where the checkpoint gives none mx blocks of 32,
- * power-of-two scale by num_mx_scale 16-bit, f32           nothing: computed in f32
+ *   fp8     s = amax/448 (e5m2: 57344) of the token or group, static: s = input_scale;
+ *           value = fp8(x/s) * s
+ *   int     s = amax/((2^b-1)/2), static: s = input_scale; codes -2^(b-1)..2^(b-1)-1
+ *   nvfp4   s = E4M3(g*amax16/6), 0 -> 0.125; value = E2M1(x*g/s) * s/g;
+ *           g = 1/input_global, or 2688/amax of the row where the checkpoint gives none
+ *   mx      blocks of 32, power-of-two scale by num_mx_scale
+ *   16-bit  and f32: nothing, computed in f32
  *
  * Then the values become what the kernel multiplies: f32, int8 with scales along K, or one or two
  * bf16 terms. A dynamic per-tensor scale is taken per token, so that a row never depends on its

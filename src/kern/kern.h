@@ -11,8 +11,9 @@
 
 /* How the input of a quantized linear is treated (DESIGN idea 11). SPEC: exactly as spec.a of the
  * checkpoint says (16-bit types in f32). AUTO: as SPEC, but 16-bit inputs may become int8 in groups
- * along K where VNNI or AMX makes that the faster kernel. F32, BF16 (input rounded to bf16), INT8
- * (per group): forced for every linear whatever the checkpoint says. */
+ * along K (small batches) or bf16 (batches of 9 and more, AMX) where that is the faster kernel.
+ * F32, BF16 (input rounded to bf16), INT8 (per group): forced for every linear whatever the
+ * checkpoint says. */
 typedef enum kern_act {
     KERN_ACT_SPEC,
     KERN_ACT_AUTO,

@@ -2,10 +2,13 @@
  * 64-byte vector holds 16 rows and a lane is a row; K is padded to a multiple of 32 and N to 16
  * with weights that count for nothing.
  *
- *   w4p16   per 8 k: byte 4r+j = code(r, k+j) | code(r, k+4+j) << 4; int2..int4 stored as q+8, fp4
- * and nf4 as table indices w8p16   per 4 k: byte 4r+j = code(r, k+j); int5..int8 stored as q+128,
- * fp8 as it is w16p16  per 2 k: u16 2r+j = code(r, k+j): bf16 or f16 (the order of an AMX bf16
- * tile) w32p16  per k: f32 r
+ *   w4p16   per 8 k: byte 4r+j = code(r, k+j) | code(r, k+4+j) << 4
+ *           int2..int4 stored as q+8, fp4 and nf4 as table indices
+ *   w8p16   per 4 k: byte 4r+j = code(r, k+j)
+ *           int5..int8 stored as q+128, fp8 as it is
+ *   w16p16  per 2 k: u16 2r+j = code(r, k+j)
+ *           bf16 or f16; the order of an AMX bf16 tile
+ *   w32p16  per k: f32 r
  *
  * Behind the codes: scales [panel][group][16] in their stored type, zeros [panel][group][16] as
  * int8 or f32, alpha [N] f32 (the scale of a row, or its second-level factor). Refused: groups that

@@ -12,7 +12,7 @@
 
 #define KERN_PANEL 16  /* rows of W interleaved in every panel layout */
 #define KERN_KPAD  32  /* K of a panel is padded to this with codes that contribute nothing */
-#define KERN_MROWS 256 /* rows of X handled at a time: bounds the scratch */
+#define KERN_MROWS 512 /* rows of X handled at a time: bounds the scratch */
 
 /* Private part of the device. `thread` buffers are grown at load only. */
 typedef struct kern__dev {

@@ -229,7 +229,8 @@ void kern_attention(kern_dev *d, const kern_attn_args *a)
 #define ROWS(table, needs)                                                                         \
     {"rmsnorm", table, needs}, {"add", table, needs}, {"rope", table, needs},                      \
         {"glu", table, needs}, {"attention", table, needs}, {"round_fp8", table, needs},           \
-        {"quant_i8", table, needs}, {"split_bf16", table, needs},                                  \
+        {"round_int", table, needs}, {"amax", table, needs}, {"quant_i8", table, needs},           \
+        {"split_bf16", table, needs},                                                              \
     {                                                                                              \
         "kv_put", table, needs                                                                     \
     }

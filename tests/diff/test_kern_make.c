@@ -265,6 +265,22 @@ static void test_choices(void **state)
     drop(&q);
 }
 
+/* Every list ends with the plain C twin, which needs nothing. */
+static void test_lists(void **state)
+{
+    (void)state;
+    const kern_linear_row *last = kern_linear_rows[kern_n_linear_rows - 1];
+    assert_string_equal(last->name, "ref");
+    assert_int_equal(last->needs, 0);
+    for (int i = 0; i < kern_n_op_rows; i++) {
+        const kern_op_row *twin = NULL;
+        for (int j = 0; j < kern_n_op_rows; j++)
+            if (!strcmp(kern_op_rows[j].op, kern_op_rows[i].op)) twin = &kern_op_rows[j];
+        assert_string_equal(twin->name, "ref");
+        assert_int_equal(twin->needs, 0);
+    }
+}
+
 static void test_parse(void **state)
 {
     (void)state;
@@ -293,9 +309,9 @@ int main(void)
         return 1;
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_shards), cmocka_unit_test(test_actorder),
+        cmocka_unit_test(test_shards),  cmocka_unit_test(test_actorder),
         cmocka_unit_test(test_predict), cmocka_unit_test(test_choices),
-        cmocka_unit_test(test_parse)};
+        cmocka_unit_test(test_lists),   cmocka_unit_test(test_parse)};
     int rc = cmocka_run_group_tests(tests, NULL, NULL);
     kern_close(dev);
     kern_close(plain_dev);

@@ -2,12 +2,16 @@
  *
  * An item is one sequence, one KV head and a block of query tokens with all query heads of that KV
  * head (its rows: token-major, at most MAX_ROWS), over a range of keys. Keys and values are decoded
- * once per item, 64 tokens at a time, whatever their format: scores   few rows: dot products, lanes
- * along D; many rows: K tile transposed, lanes along tokens softmax  online: running maximum and
- * sum per row, accumulators rescaled when the maximum grows values   acc[row][D] += p[row][t] *
- * V[t][D] in register tiles When there are fewer items than the team could use (decode of a few
- * long sequences), keys are split into ranges whose partial results (maximum, sum, accumulator) are
- * merged after a barrier. Refused: more than MAX_ROWS query heads per KV head, D above 512. */
+ * once per item, 64 tokens at a time, whatever their format:
+ *
+ *   scores    few rows: dot products, lanes along D
+ *             many rows: K tile transposed, lanes along tokens
+ *   softmax   online: running maximum and sum per row, accumulators rescaled when it grows
+ *   values    acc[row][D] += p[row][t] * V[t][D] in register tiles
+ *
+ * When there are fewer items than the team could use (decode of a few long sequences), keys are
+ * split into ranges whose partial results (maximum, sum, accumulator) are merged after a barrier.
+ * Refused: more than MAX_ROWS query heads per KV head, D above 512. */
 #include "kern/cpu/simd.h"
 
 #define TILE_T   64

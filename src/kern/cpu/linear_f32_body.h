@@ -1,12 +1,15 @@
-/* Linear rows with f32 inputs, for any panel layout: included by avx2/linear.c and avx512/linear.c.
+/* Linear rows with f32 inputs, for any panel layout: included by avx2/linear.c and
+ * avx512/linear.c.
  *
  * Up to 8 rows of X ("direct"): codes are decoded in registers, each decoded vector of 16 weight
- * rows is multiplied with all rows of X, and group scales are applied to the sum of a group: tot[m]
- * += scale[g] * (sum_k code * x[m][k]  -  zero[g] * sum_k x[m][k]) Several panels are walked at
- * once, so that there are enough independent chains and read streams.
+ * rows is multiplied with all rows of X, and group scales are applied to the sum of a group:
+ *
+ *   tot[m] += scale[g] * (sum_k code * x[m][k] - zero[g] * sum_k x[m][k])
+ *
+ * Several panels are walked at once, so that there are enough independent chains and read streams.
  *
  * More rows ("panels"): a panel is decoded once with scales into f32 [Kp][16] that stays in L2,
- * then multiplied by register tiles. */
+ * then multiplied by register tiles. An fp8 NaN code reads as 480 (E4M3): loaders refuse NaN. */
 #include "kern/cpu/simd.h"
 
 /* xs[m*groups+g] = sum of x over group g, for zero points. */

@@ -3,16 +3,18 @@
  * rows of X in 32x32 blocks of four accumulator tiles.
  *
  * A value that bf16 cannot hold is a sum of two bf16 terms, hi + lo, which keeps 16 bits of it:
- *   inputs   one term where the weights are quantized and the input is a 16-bit type: the rounding
- * that such a checkpoint gets on every GPU; two terms for unquantized weights and emulated inputs
- *            fp8 and int8 codes per token or tensor are exact in one term, their scale is applied
- * at the end weights  one term when codes are exact in bf16 and the scale can wait (channel), or
- * when auto rounds dequantized weights; two terms when the input was forced to bf16 lo*lo is left
- * out (2^-16 of the product).
+ *
+ *   inputs    one term where quantized weights meet a 16-bit input: the rounding that such a
+ *             checkpoint gets on every GPU; fp8 and int8 codes per token or tensor are exact in
+ *             one term, their scale comes at the end; two terms for all other inputs
+ *   weights   one term when codes are exact in bf16 and the scale can wait (channel), or when
+ *             the input is rounded by auto; two terms else
+ *
+ * lo*lo is left out (2^-16 of the product).
  *
  * The tile configuration is loaded at the start of a part and released at its end, so that a
  * sleeping worker carries no tile state. Refused: batches up to 8, spec and f32 (computed in f32
- * proper). */
+ * proper), int8 by force (VNNI does that). */
 #include "kern/cpu/simd.h"
 
 #define TERM_BYTES(Kp) ((size_t)(Kp)*KERN_PANEL * 2)
