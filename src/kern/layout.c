@@ -310,8 +310,7 @@ static void decode_row(const void *prep, int64_t n, float *out)
     }
 }
 
-/* ---- canonical: the qtensor itself, deep-copied
- * -------------------------------------------------- */
+/* ---- canonical: the qtensor itself, deep-copied ------------------------------------------ */
 
 static size_t zeros_bytes(const kern_wshape *w, size_t cells)
 {

@@ -170,8 +170,7 @@ void kern_embed(kern_dev *d, const qtensor *table, const int32_t *ids, int64_t T
     split(d, &j, T * table->K);
 }
 
-/* ---- KV store and attention
- * ---------------------------------------------------------------------- */
+/* ---- KV store and attention -------------------------------------------------------------- */
 
 typedef struct store_job {
     const kern__ops *ops;
@@ -223,8 +222,7 @@ void kern_attention(kern_dev *d, const kern_attn_args *a)
             return;
 }
 
-/* ---- the list, for tests and reports
- * -------------------------------------------------------------- */
+/* ---- the list, for tests and reports ----------------------------------------------------- */
 
 #define ROWS(table, needs)                                                                         \
     {"rmsnorm", table, needs}, {"add", table, needs}, {"rope", table, needs},                      \

@@ -110,8 +110,7 @@ static void random_weight(qtensor *q, const scheme *s, int64_t N, int64_t K)
     }
 }
 
-/* ---- the input rules once more
- * -------------------------------------------------------------------- */
+/* ---- the input rules once more ----------------------------------------------------------- */
 
 static float amax_of(const float *v, int64_t n)
 {
@@ -277,9 +276,12 @@ static void walk(const kern_linear_row *row, kern_act act)
                 st.skipped++;
             } else {
                 unpack_is_exact(l, &q);
-                for (size_t b = 0; b < sizeof batches / sizeof *batches; b++)
-                    if (l->shard[0].row[kern_bucket(batches[b])] == row)
-                        compare(l, &q, batches[b], &st);
+                for (size_t b = 0; b < sizeof batches / sizeof *batches; b++) {
+                    int k = kern_bucket(batches[b]);
+                    /* a row with f32 inputs does under auto what it does under spec */
+                    if (act == KERN_ACT_AUTO && l->shard[0].plan[k].kind == ACT_F32) continue;
+                    if (l->shard[0].row[k] == row) compare(l, &q, batches[b], &st);
+                }
                 kern_linear_drop(dev, l);
             }
             free_weight(&q);

@@ -179,8 +179,7 @@ static void test_rounding(void **state)
     free(v), free(a), free(b), free(c), free(d), free(h), free(g);
 }
 
-/* ---- KV
- * ------------------------------------------------------------------------------------------ */
+/* ---- KV ---------------------------------------------------------------------------------- */
 
 static const char *const kv_names[KV_TYPES] = {"bf16", "fp8_e4m3", "fp8_e5m2",
                                                "int8", "fp4",      "f32"};
@@ -279,8 +278,7 @@ static void test_kv_store(void **state)
             }
 }
 
-/* ---- attention
- * ----------------------------------------------------------------------------------- */
+/* ---- attention --------------------------------------------------------------------------- */
 
 typedef struct attn_case {
     int Hk, G, D, window, page_tokens;

@@ -56,8 +56,7 @@ static void place(const attn_job *j, void *mem, attn_tile *t)
     t->sum = t->max + MAX_ROWS;
 }
 
-/* ---- decoding
- * ------------------------------------------------------------------------------------ */
+/* ---- decoding ---------------------------------------------------------------------------- */
 
 INLINE vf v_fp8_16(const bool e4m3, const uint8_t *p)
 {
@@ -165,8 +164,7 @@ static void transpose(const float *k, int Dp, float *kt)
         }
 }
 
-/* ---- scores and values
- * --------------------------------------------------------------------------- */
+/* ---- scores and values ------------------------------------------------------------------- */
 
 INLINE void score_tile(const float *q, const float *kt, float *s, int Dp, const int R)
 {
@@ -339,8 +337,7 @@ static void softmax_row(const attn_tile *t, int r, int lo, int hi, int Dp)
     t->sum[r] += v_sum(sum);
 }
 
-/* ---- items
- * --------------------------------------------------------------------------------------- */
+/* ---- items ------------------------------------------------------------------------------- */
 
 static bool item_at(const attn_job *j, int index, attn_item *it)
 {

@@ -131,8 +131,7 @@ static direct_fn *const direct_fns[7][8] = {
     DIRECT_ROW(FMT_W4),   DIRECT_ROW(FMT_I8),  DIRECT_ROW(FMT_E4M3), DIRECT_ROW(FMT_E5M2),
     DIRECT_ROW(FMT_BF16), DIRECT_ROW(FMT_F16), DIRECT_ROW(FMT_F32)};
 
-/* ---- panels
- * -------------------------------------------------------------------------------------- */
+/* ---- panels ------------------------------------------------------------------------------ */
 
 /* out[k][16] = dequantized weights of one panel without alpha. */
 INLINE void panel_f32(const kern__prep *w, int64_t panel, const int f, float *out)

@@ -424,8 +424,7 @@ INLINE vf v_exp(vf x)
     return v_select(x, lo, v_zero(), y);
 }
 
-/* ---- weights to f32
- * ------------------------------------------------------------------------------ */
+/* ---- weights to f32 ---------------------------------------------------------------------- */
 
 enum { FMT_W4, FMT_I8, FMT_E4M3, FMT_E5M2, FMT_BF16, FMT_F16, FMT_F32 };
 #define FMT_STEP(f) ((f) == FMT_W4 ? 8 : (f) == FMT_F32 ? 1 : (f) >= FMT_BF16 ? 2 : 4)
