@@ -83,12 +83,12 @@ static void emit(const request *r, engine_event *ev)
     if (r->p.sink) r->p.sink(r->p.sink_arg, ev);
 }
 
+/* Cumulative: bucket i counts what is at most bounds[i], the last one all. */
 static void count(uint64_t *hist, const double *bounds, double v)
 {
-    int i = 0;
-    while (i < 23 && v > bounds[i])
-        i++;
-    hist[i]++;
+    for (int i = 0; i < 23; i++)
+        hist[i] += v <= bounds[i];
+    hist[23]++;
 }
 
 void engine__finish(engine *en, request *r, finish_reason why, int32_t stop_id,
@@ -203,13 +203,14 @@ bool engine__take_token(engine *en, request *r, int32_t token, const token_logpr
     note_times(en, r);
     if (r->d.t && !stop_id) detok_push(&r->d, token, &r->text);
     size_t at = 0;
-    const char *hit = find_stop(r, &at);
+    bool early = r->p.min_tokens > 0 && r->n_ids - r->n_prompt <= r->p.min_tokens;
+    const char *hit = early ? NULL : find_stop(r, &at);
     if (hit) {
         emit_token(r, token, lp, r->p.include_stop ? at + strlen(hit) : at);
         engine__finish(en, r, FINISH_STOP, -1, hit, NULL);
         return true;
     }
-    emit_token(r, token, lp, r->text.len - held_back(r));
+    emit_token(r, token, lp, r->text.len - (early ? 0 : held_back(r)));
     if (stop_id) {
         engine__finish(en, r, FINISH_STOP, token, NULL, NULL);
         return true;
