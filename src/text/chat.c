@@ -65,8 +65,10 @@ static bool probe_call(const chat_template *c, const char *content, const char *
 {
     char *text = xasprintf(
         "[{\"role\":\"user\",\"content\":%s},{\"role\":\"assistant\",\"content\":%s,\"tool_calls\":"
-        "[{\"id\":\"call00001\",\"type\":\"function\",\"function\":{\"name\":\"fn_qzv\",\"arguments\":"
-        "%s}}]},{\"role\":\"tool\",\"tool_call_id\":\"call00001\",\"name\":\"fn_qzv\",\"content\":%s}]",
+        "[{\"id\":\"call00001\",\"type\":\"function\",\"function\":{\"name\":\"fn_qzv\","
+        "\"arguments\":"
+        "%s}}]},{\"role\":\"tool\",\"tool_call_id\":\"call00001\",\"name\":\"fn_qzv\",\"content\":%"
+        "s}]",
         c->only_parts ? "[{\"type\":\"text\",\"text\":\"a\"}]" : "\"a\"", content, arguments,
         c->only_parts ? "[{\"type\":\"text\",\"text\":\"b\"}]" : "\"b\"");
     bool ok = probe(c, text, out);
@@ -76,7 +78,8 @@ static bool probe_call(const chat_template *c, const char *content, const char *
 
 static void probe_tools(chat_template *c)
 {
-    static const char object[] = "{\"arg_qzv\":\"v\"}", string[] = "\"{\\\"arg_qzv\\\": \\\"v\\\"}\"";
+    static const char object[] = "{\"arg_qzv\":\"v\"}",
+                      string[] = "\"{\\\"arg_qzv\\\": \\\"v\\\"}\"";
     buf b = {0};
     c->objects = probe_call(c, "\"\"", object, &b) && has(&b, "arg_qzv") && !has(&b, "'arg_qzv'");
     if (!has(&b, "fn_qzv")) {
@@ -141,9 +144,10 @@ static int part_text(const json *part, int i, buf *text, err *e)
     const json *t = json_get(part, refusal ? "refusal" : "text");
     if (cJSON_IsString(part)) t = part;
     if (strcmp(kind, "text") != 0 && strcmp(kind, "input_text") != 0 && !refusal)
-        return err_set(e, ERR_VALUE,
-                       "messages[%d].content: parts of type '%.60s' are not supported; send text parts",
-                       i, kind);
+        return err_set(
+            e, ERR_VALUE,
+            "messages[%d].content: parts of type '%.60s' are not supported; send text parts", i,
+            kind);
     if (!cJSON_IsString(t))
         return err_set(e, ERR_VALUE, "messages[%d].content: a text part without text", i);
     buf_puts(text, t->valuestring);

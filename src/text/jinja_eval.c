@@ -6,7 +6,8 @@
  * below the scope in which the macro was written. Only namespaces carry changes outward.
  *
  * break and continue travel upwards as the positive codes FLOW_*; errors as negative codes.
- * What is undefined prints as nothing, is false, is empty to iterate, and fails at anything else. */
+ * What is undefined prints as nothing, is false, is empty to iterate, and fails at anything else.
+ */
 #include <inttypes.h>
 #include <math.h>
 #include <stdarg.h>
@@ -37,7 +38,8 @@ int j_fail(jrun *r, const char *fmt, ...)
 int j_step(jrun *r)
 {
     if (++r->steps > r->max_steps)
-        return j_fail(r, "the template takes more than %llu steps", (unsigned long long)r->max_steps);
+        return j_fail(r, "the template takes more than %llu steps",
+                      (unsigned long long)r->max_steps);
     if (r->bytes > J_MAX_BYTES)
         return j_fail(r, "the template makes more than %zu bytes of values", J_MAX_BYTES);
     return 0;
@@ -322,11 +324,15 @@ static int add_sequences(jrun *r, jv a, jv b, jv *out)
 {
     int rc;
     if (a.t == J_STR) {
+        bool safe = a.safe || b.safe;
+        if (safe && !a.safe && (rc = j_escape(r, a, &a)) < 0) return rc;
+        if (safe && !b.safe && (rc = j_escape(r, b, &b)) < 0) return rc;
         if ((rc = j_room(r, a.n + b.n)) < 0) return rc;
         char *p = j_alloc(r, a.n + b.n + 1);
         if (a.n) memcpy(p, a.s, a.n);
         if (b.n) memcpy(p + a.n, b.s, b.n);
         *out = j_str(p, a.n + b.n);
+        out->safe = safe;
         return 0;
     }
     if ((rc = j_room(r, (a.list->n + b.list->n) * sizeof(jv))) < 0) return rc;
@@ -345,12 +351,15 @@ int j_binary(jrun *r, uint8_t op, jv a, jv b, jv *out)
     bool seq_a = a.t == J_STR || a.t == J_LIST || a.t == J_TUPLE;
     bool seq_b = b.t == J_STR || b.t == J_LIST || b.t == J_TUPLE;
     if (j_is_num(a) && j_is_num(b)) {
-        if (a.t == J_FLOAT || b.t == J_FLOAT) return float_binary(r, op, as_float(a), as_float(b), out);
+        if (a.t == J_FLOAT || b.t == J_FLOAT)
+            return float_binary(r, op, as_float(a), as_float(b), out);
         return int_binary(r, op, as_int(a), as_int(b), out);
     }
     if (op == JT_ADD && seq_a && a.t == b.t) return add_sequences(r, a, b, out);
-    if (op == JT_MUL && seq_a && (b.t == J_INT || b.t == J_BOOL)) return repeat(r, a, as_int(b), out);
-    if (op == JT_MUL && seq_b && (a.t == J_INT || a.t == J_BOOL)) return repeat(r, b, as_int(a), out);
+    if (op == JT_MUL && seq_a && (b.t == J_INT || b.t == J_BOOL))
+        return repeat(r, a, as_int(b), out);
+    if (op == JT_MUL && seq_b && (a.t == J_INT || a.t == J_BOOL))
+        return repeat(r, b, as_int(a), out);
     if (op == JT_MOD && a.t == J_STR) {
         jcall c = {.n = 1, .v = &b};
         return j_filter(r, "format", 6, a, &c, out);

@@ -1,8 +1,8 @@
 /* What `x | filter` can be: a registry, one row per filter.
  *
- * A native gets the filtered value as `self`. Results are lists where Jinja has generators; nothing
- * in a chat template can tell them apart but `length`, which Jinja would refuse. Sorting is stable.
- * tojson is transformers' own: no HTML escapes, key order kept, ASCII escapes only when asked for. */
+ * A native gets the filtered value as `self`. Where Jinja gives a generator, so do these (J_GEN):
+ * it is true even when empty, can be visited once, and has no length. Sorting is stable. tojson is
+ * transformers' own: no HTML escapes, key order kept, ASCII escapes only when asked for. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -68,7 +68,8 @@ static int dump_key(dump *d, jv k)
         dump_str(d, k);
         return 0;
     }
-    if (!j_is_num(k) && k.t != J_NONE) return j_fail(d->r, "a JSON key cannot be a %s", j_type_name(k));
+    if (!j_is_num(k) && k.t != J_NONE)
+        return j_fail(d->r, "a JSON key cannot be a %s", j_type_name(k));
     buf_putc(d->b, '"');
     int rc = dump_value(d, k, 0);
     buf_putc(d->b, '"');
@@ -117,7 +118,8 @@ static int dump_value(dump *d, jv v, int depth)
     int rc = j_step(d->r);
     if (rc < 0) return rc;
     if (depth > J_MAX_NEST) return j_fail(d->r, "values nested too deep for tojson");
-    if (d->b->len > J_MAX_BYTES) return j_fail(d->r, "tojson makes more than %zu bytes", J_MAX_BYTES);
+    if (d->b->len > J_MAX_BYTES)
+        return j_fail(d->r, "tojson makes more than %zu bytes", J_MAX_BYTES);
     switch (v.t) {
     case J_NONE:
         buf_puts(d->b, "null");
@@ -234,12 +236,11 @@ static int f_string(jrun *r, jv v, const jcall *c, jv *out)
     return text_of(r, v, out);
 }
 
-static int f_escape(jrun *r, jv v, const jcall *c, jv *out)
+int j_escape(jrun *r, jv v, jv *out)
 {
     jv s;
     buf b = {0};
     int rc = text_of(r, v, &s);
-    (void)c;
     if (rc < 0) return rc;
     for (size_t i = 0; i < s.n; i++) {
         switch (s.s[i]) {
@@ -263,7 +264,15 @@ static int f_escape(jrun *r, jv v, const jcall *c, jv *out)
         }
     }
     *out = j_take(r, &b);
+    out->safe = true;
     return 0;
+}
+
+static int f_escape(jrun *r, jv v, const jcall *c, jv *out)
+{
+    (void)c;
+    *out = v;
+    return v.t == J_STR && v.safe ? 0 : j_escape(r, v, out);
 }
 
 static int f_replace(jrun *r, jv v, const jcall *c, jv *out)
@@ -405,7 +414,10 @@ static int format_one(jrun *r, buf *b, const char *spec, char kind, jv v)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wformat-nonliteral"
     if (whole)
-        buf_printf(b, wide, v.t == J_FLOAT ? (long long)f : v.t == J_BOOL ? (long long)v.b : (long long)v.i);
+        buf_printf(b, wide,
+                   v.t == J_FLOAT  ? (long long)f
+                   : v.t == J_BOOL ? (long long)v.b
+                                   : (long long)v.i);
     else
         buf_printf(b, wide, f);
 #pragma GCC diagnostic pop
@@ -450,7 +462,8 @@ static int f_format(jrun *r, jv v, const jcall *c, jv *out)
         while (i < s.n && k < 12 && s.s[i] && strchr("-+ 0123456789.", s.s[i]))
             spec[k++] = s.s[i++];
         char kind = i < s.n ? s.s[i] : 0;
-        if (!kind || !strchr("srdixXofFeEgG", kind)) TRY(j_fail(r, "a format that is not supported"));
+        if (!kind || !strchr("srdixXofFeEgG", kind))
+            TRY(j_fail(r, "a format that is not supported"));
         if (!named) {
             if (next >= n_args) TRY(j_fail(r, "a format with too few values"));
             arg = args[next++];
@@ -594,6 +607,7 @@ static int f_first(jrun *r, jv v, const jcall *c, jv *out)
 static int f_last(jrun *r, jv v, const jcall *c, jv *out)
 {
     jlist *l;
+    if (v.t == J_GEN) return j_fail(r, "a generator has no last item");
     int rc = j_iter(r, v, &l);
     (void)c;
     if (rc >= 0) *out = l->n ? l->v[l->n - 1] : j_undef("last item");
@@ -616,6 +630,7 @@ static int f_reverse(jrun *r, jv v, const jcall *c, jv *out)
     *out = j_list(r, l->n);
     for (size_t i = l->n; i-- > 0;)
         j_push(r, out->list, l->v[i]);
+    out->t = J_GEN;
     return 0;
 }
 
@@ -632,6 +647,7 @@ static int f_items(jrun *r, jv v, const jcall *c, jv *out)
         j_push(r, pair.list, v.dict->vals[i]);
         j_push(r, out->list, pair);
     }
+    out->t = J_GEN;
     return 0;
 }
 
@@ -700,12 +716,18 @@ static jcall rest_of(const jcall *c, size_t k)
     return rest;
 }
 
+/* map and select take anything false, None too, as empty. */
+static int visit_if_true(jrun *r, jv v, jlist **out)
+{
+    return j_iter(r, j_truth(v) ? v : j_undef(NULL), out);
+}
+
 static int f_map(jrun *r, jv v, const jcall *c, jv *out)
 {
     int rc = 0;
     jlist *l;
     jv path = j_none(), otherwise = j_undef(NULL), result;
-    TRY(j_iter(r, v, &l));
+    TRY(visit_if_true(r, v, &l));
     result = j_list(r, l->n);
     bool by_attr = c->n == 0 && j_arg(c, 9, "attribute", &path);
     j_arg(c, 9, "default", &otherwise);
@@ -721,6 +743,7 @@ static int f_map(jrun *r, jv v, const jcall *c, jv *out)
             TRY(j_filter(r, c->v[0].s, c->v[0].n, l->v[i], &rest, &x));
         j_push(r, result.list, x);
     }
+    result.t = J_GEN;
     *out = result;
 out:
     return rc;
@@ -731,7 +754,7 @@ static int sift(jrun *r, jv v, const jcall *c, bool by_attr, bool want, jv *out)
     int rc = 0;
     jlist *l;
     size_t k = by_attr ? 1 : 0;
-    TRY(j_iter(r, v, &l));
+    TRY(visit_if_true(r, v, &l));
     jv result = j_list(r, 0);
     if (c->n < k || (c->n > k && c->v[k].t != J_STR))
         return j_fail(r, "select and reject take the name of a test");
@@ -744,6 +767,7 @@ static int sift(jrun *r, jv v, const jcall *c, bool by_attr, bool want, jv *out)
         if (c->n > k) TRY(j_test(r, c->v[k].s, c->v[k].n, x, &rest, &holds));
         if (holds == want) j_push(r, result.list, l->v[i]);
     }
+    result.t = J_GEN;
     *out = result;
 out:
     return rc;
@@ -863,6 +887,7 @@ static int f_unique(jrun *r, jv v, const jcall *c, jv *out)
         j_dict_set(r, seen.dict, keys[i], j_none());
         j_push(r, result.list, l->v[i]);
     }
+    result.t = J_GEN;
     *out = result;
 out:
     return rc;
@@ -879,7 +904,8 @@ static int extreme(jrun *r, jv v, const jcall *c, bool largest, jv *out)
     TRY(sort_keys(r, l, path, flag_arg(c, 0, "case_sensitive", false), &keys));
     for (size_t i = 1; i < l->n; i++) {
         bool better;
-        TRY(largest ? j_less(r, keys[best], keys[i], &better) : j_less(r, keys[i], keys[best], &better));
+        TRY(largest ? j_less(r, keys[best], keys[i], &better)
+                    : j_less(r, keys[i], keys[best], &better));
         if (better) best = i;
     }
     *out = l->n ? l->v[best] : j_undef("item of an empty sequence");
@@ -969,6 +995,7 @@ static int f_batch(jrun *r, jv v, const jcall *c, jv *out)
     }
     while (fill.t != J_NONE && row.t != J_NONE && row.list->n < (size_t)n)
         j_push(r, row.list, fill);
+    result.t = J_GEN;
     *out = result;
 out:
     return rc < 0 ? rc : 0;
@@ -993,6 +1020,7 @@ static int f_slice(jrun *r, jv v, const jcall *c, jv *out)
         if (fill.t != J_NONE && i >= extra) j_push(r, row.list, fill);
         j_push(r, result.list, row);
     }
+    result.t = J_GEN;
     *out = result;
 out:
     return rc < 0 ? rc : 0;
@@ -1000,8 +1028,10 @@ out:
 
 static int f_safe(jrun *r, jv v, const jcall *c, jv *out)
 {
+    int rc = text_of(r, v, out);
     (void)c;
-    return text_of(r, v, out);
+    if (rc >= 0) out->safe = true;
+    return rc;
 }
 
 static const j_row filters[] = {

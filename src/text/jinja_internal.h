@@ -15,7 +15,7 @@
 #define TEXT_JINJA_INTERNAL_H
 #include "base/json.h"
 
-#define J_MAX_DEPTH  120                 /* nested evaluation: expressions, blocks, calls */
+#define J_MAX_DEPTH  600                 /* nested evaluation: expressions, blocks, calls */
 #define J_MAX_PARSE  120                 /* nesting of the source */
 #define J_MAX_NEST   200                 /* nested values in printing and comparing */
 #define J_MAX_STEPS  20000000            /* of one render */
@@ -36,7 +36,8 @@ enum jtype {
     J_DICT,
     J_NS,
     J_FUNC,
-    J_LOOP
+    J_LOOP,
+    J_GEN
 };
 
 typedef struct jlist jlist;
@@ -46,13 +47,14 @@ typedef struct jloop jloop;
 
 typedef struct jv {
     uint8_t t;
-    size_t n; /* bytes of a string */
+    bool safe; /* J_STR: came through `safe` or `escape`; joining it escapes the other side */
+    size_t n;  /* bytes of a string */
     union {
         bool b;
         int64_t i;
         double f;
         const char *s; /* J_STR: n bytes of UTF-8; J_UNDEF: the name that was missing, or NULL */
-        jlist *list;   /* J_LIST, J_TUPLE */
+        jlist *list;   /* J_LIST, J_TUPLE, J_GEN (what map, select, ... give: visited once) */
         jdict *dict;   /* J_DICT, J_NS */
         jfunc *fn;
         jloop *loop;
@@ -61,6 +63,7 @@ typedef struct jv {
 
 struct jlist {
     size_t n, cap;
+    bool spent; /* of a J_GEN */
     jv *v;
 };
 
@@ -227,7 +230,7 @@ typedef struct jrun {
     jscope *scope;
     jscope *root;
     jv *globals; /* by symbol id: context and built-in functions; J_UNDEF = absent */
-    jv input;      /* what the innermost filter of a filter block works on */
+    jv input;    /* what the innermost filter of a filter block works on */
     uint64_t steps, max_steps;
     size_t bytes;
     int depth;
@@ -333,5 +336,6 @@ const j_row *j_find_filter(const char *name, size_t n);
 const j_row *j_find_test(const char *name, size_t n);
 const j_row *j_find_method(jv v, const char *name, size_t n, bool *blocked);
 extern const j_row j_globals[]; /* ends with name NULL */
+int j_escape(jrun *r, jv v, jv *out);
 int j_tojson(jrun *r, jv self, const jcall *c, jv *out);
 #endif

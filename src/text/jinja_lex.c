@@ -264,12 +264,12 @@ static int lex_operator(lexer *x)
     static const struct {
         const char *s;
         uint8_t t;
-    } ops[] = {{"//", JT_FLOORDIV}, {"**", JT_POW},      {"==", JT_EQ},       {"!=", JT_NE},
-               {"<=", JT_LE},       {">=", JT_GE},       {"+", JT_ADD},       {"-", JT_SUB},
-               {"*", JT_MUL},       {"/", JT_DIV},       {"%", JT_MOD},       {"~", JT_TILDE},
-               {"(", JT_LPAREN},    {")", JT_RPAREN},    {"[", JT_LBRACKET},  {"]", JT_RBRACKET},
-               {"{", JT_LBRACE},    {"}", JT_RBRACE},    {".", JT_DOT},       {",", JT_COMMA},
-               {":", JT_COLON},     {"|", JT_PIPE},      {"=", JT_ASSIGN},    {"<", JT_LT},
+    } ops[] = {{"//", JT_FLOORDIV}, {"**", JT_POW},     {"==", JT_EQ},      {"!=", JT_NE},
+               {"<=", JT_LE},       {">=", JT_GE},      {"+", JT_ADD},      {"-", JT_SUB},
+               {"*", JT_MUL},       {"/", JT_DIV},      {"%", JT_MOD},      {"~", JT_TILDE},
+               {"(", JT_LPAREN},    {")", JT_RPAREN},   {"[", JT_LBRACKET}, {"]", JT_RBRACKET},
+               {"{", JT_LBRACE},    {"}", JT_RBRACE},   {".", JT_DOT},      {",", JT_COMMA},
+               {":", JT_COLON},     {"|", JT_PIPE},     {"=", JT_ASSIGN},   {"<", JT_LT},
                {">", JT_GT},        {";", JT_SEMICOLON}};
     for (size_t i = 0; i < sizeof(ops) / sizeof(ops[0]); i++) {
         if (!at(x, x->pos, ops[i].s)) continue;

@@ -273,8 +273,8 @@ static size_t line_end(const char *p, size_t n)
     int k = utf8_decode(p, n, &cp);
     if (k <= 0) return 0;
     if (cp == '\r') return n > 1 && p[1] == '\n' ? 2 : 1;
-    bool ends = (cp >= 10 && cp <= 12) || (cp >= 0x1c && cp <= 0x1e) || cp == 0x85 || cp == 0x2028 ||
-                cp == 0x2029;
+    bool ends = (cp >= 10 && cp <= 12) || (cp >= 0x1c && cp <= 0x1e) || cp == 0x85 ||
+                cp == 0x2028 || cp == 0x2029;
     return ends ? (size_t)k : 0;
 }
 
@@ -552,14 +552,17 @@ static int format_field(jrun *r, buf *b, jv field, const jcall *c, size_t *next)
             found = c->kw_names[k].n == name.n && !memcmp(c->kw_names[k].s, name.s, name.n);
             if (found) v = c->kw[k];
         }
-        if (!found) return j_fail(r, "format has no argument '%.*s'", (int)(name.n < 60 ? name.n : 60), name.s);
+        if (!found)
+            return j_fail(r, "format has no argument '%.*s'", (int)(name.n < 60 ? name.n : 60),
+                          name.s);
     }
     if (spec.n == 0) return j_print(r, b, v);
     if (spec.n > 12) return j_fail(r, "a format that is not supported");
     buf f = {0};
     buf_putc(&f, '%');
     buf_add(&f, spec.s, spec.n);
-    if (!strchr("sdxXfeEgG", spec.s[spec.n - 1])) buf_putc(&f, v.t == J_FLOAT ? 'g' : v.t == J_STR ? 's' : 'd');
+    if (!strchr("sdxXfeEgG", spec.s[spec.n - 1]))
+        buf_putc(&f, v.t == J_FLOAT ? 'g' : v.t == J_STR ? 's' : 'd');
     jv fmt = j_take(r, &f), text;
     jcall call = {.n = 1, .v = &v};
     int rc = j_filter(r, "format", 6, fmt, &call, &text);
@@ -604,34 +607,53 @@ static int s_swapcase(jrun *r, jv s, const jcall *c, jv *out)
         int k = utf8_decode(s.s + i, s.n - i, &cp);
         if (k <= 0) break;
         utf8proc_int32_t x = (utf8proc_int32_t)cp, low = utf8proc_tolower(x);
-        buf_add(&b, enc, (size_t)utf8_encode((uint32_t)(low != x ? low : utf8proc_toupper(x)), enc));
+        buf_add(&b, enc,
+                (size_t)utf8_encode((uint32_t)(low != x ? low : utf8proc_toupper(x)), enc));
         i += (size_t)k;
     }
     *out = j_take(r, &b);
     return 0;
 }
 
-static const j_row str_methods[] = {
-    {"strip", s_strip, 0, 1},         {"lstrip", s_lstrip, 0, 1},
-    {"rstrip", s_rstrip, 0, 1},       {"lower", s_lower, 0, 0},
-    {"casefold", s_lower, 0, 0},      {"upper", s_upper, 0, 0},
-    {"capitalize", s_capitalize, 0, 0}, {"title", s_title, 0, 0},
-    {"swapcase", s_swapcase, 0, 0},   {"startswith", s_startswith, 1, 3},
-    {"endswith", s_endswith, 1, 3},   {"removeprefix", s_removeprefix, 1, 1},
-    {"removesuffix", s_removesuffix, 1, 1}, {"replace", s_replace, 2, 3},
-    {"split", s_split, 0, 2},         {"rsplit", s_rsplit, 0, 2},
-    {"splitlines", s_splitlines, 0, 1}, {"find", s_find, 1, 3},
-    {"rfind", s_rfind, 1, 3},         {"index", s_index, 1, 3},
-    {"rindex", s_rindex, 1, 3},       {"count", s_count, 1, 3},
-    {"join", s_join, 1, 1},           {"isdigit", s_isdigit, 0, 0},
-    {"isdecimal", s_isdigit, 0, 0},   {"isnumeric", s_isnumeric, 0, 0},
-    {"isalpha", s_isalpha, 0, 0},     {"isalnum", s_isalnum, 0, 0},
-    {"isspace", s_isspace, 0, 0},     {"islower", s_islower, 0, 0},
-    {"isupper", s_isupper, 0, 0},     {"ljust", s_ljust, 1, 2},
-    {"rjust", s_rjust, 1, 2},         {"center", s_center, 1, 2},
-    {"zfill", s_zfill, 1, 1},         {"partition", s_partition, 1, 1},
-    {"rpartition", s_rpartition, 1, 1}, {"format", s_format, 0, J_MAX_ARGS},
-    {NULL, NULL, 0, 0}};
+static const j_row str_methods[] = {{"strip", s_strip, 0, 1},
+                                    {"lstrip", s_lstrip, 0, 1},
+                                    {"rstrip", s_rstrip, 0, 1},
+                                    {"lower", s_lower, 0, 0},
+                                    {"casefold", s_lower, 0, 0},
+                                    {"upper", s_upper, 0, 0},
+                                    {"capitalize", s_capitalize, 0, 0},
+                                    {"title", s_title, 0, 0},
+                                    {"swapcase", s_swapcase, 0, 0},
+                                    {"startswith", s_startswith, 1, 3},
+                                    {"endswith", s_endswith, 1, 3},
+                                    {"removeprefix", s_removeprefix, 1, 1},
+                                    {"removesuffix", s_removesuffix, 1, 1},
+                                    {"replace", s_replace, 2, 3},
+                                    {"split", s_split, 0, 2},
+                                    {"rsplit", s_rsplit, 0, 2},
+                                    {"splitlines", s_splitlines, 0, 1},
+                                    {"find", s_find, 1, 3},
+                                    {"rfind", s_rfind, 1, 3},
+                                    {"index", s_index, 1, 3},
+                                    {"rindex", s_rindex, 1, 3},
+                                    {"count", s_count, 1, 3},
+                                    {"join", s_join, 1, 1},
+                                    {"isdigit", s_isdigit, 0, 0},
+                                    {"isdecimal", s_isdigit, 0, 0},
+                                    {"isnumeric", s_isnumeric, 0, 0},
+                                    {"isalpha", s_isalpha, 0, 0},
+                                    {"isalnum", s_isalnum, 0, 0},
+                                    {"isspace", s_isspace, 0, 0},
+                                    {"islower", s_islower, 0, 0},
+                                    {"isupper", s_isupper, 0, 0},
+                                    {"ljust", s_ljust, 1, 2},
+                                    {"rjust", s_rjust, 1, 2},
+                                    {"center", s_center, 1, 2},
+                                    {"zfill", s_zfill, 1, 1},
+                                    {"partition", s_partition, 1, 1},
+                                    {"rpartition", s_rpartition, 1, 1},
+                                    {"format", s_format, 0, J_MAX_ARGS},
+                                    {NULL, NULL, 0, 0}};
 
 /* ---- lists ---- */
 
@@ -695,9 +717,10 @@ static int d_list(jrun *r, jv d, int what, jv *out)
 {
     *out = j_list(r, d.dict->n);
     for (size_t i = 0; i < d.dict->n; i++)
-        j_push(r, out->list, what == 0   ? d.dict->keys[i]
-                             : what == 1 ? d.dict->vals[i]
-                                         : pair_of(r, d.dict->keys[i], d.dict->vals[i]));
+        j_push(r, out->list,
+               what == 0   ? d.dict->keys[i]
+               : what == 1 ? d.dict->vals[i]
+                           : pair_of(r, d.dict->keys[i], d.dict->vals[i]));
     return 0;
 }
 
@@ -750,11 +773,10 @@ static const j_row loop_methods[] = {{"cycle", loop_cycle, 1, J_MAX_ARGS},
                                      {"changed", loop_changed, 0, J_MAX_ARGS},
                                      {NULL, NULL, 0, 0}};
 
-static const j_row list_blocked[] = {{"append", copy_self, 0, 0}, {"extend", copy_self, 0, 0},
-                                     {"insert", copy_self, 0, 0}, {"pop", copy_self, 0, 0},
-                                     {"remove", copy_self, 0, 0}, {"clear", copy_self, 0, 0},
-                                     {"sort", copy_self, 0, 0},   {"reverse", copy_self, 0, 0},
-                                     {NULL, NULL, 0, 0}};
+static const j_row list_blocked[] = {
+    {"append", copy_self, 0, 0}, {"extend", copy_self, 0, 0},  {"insert", copy_self, 0, 0},
+    {"pop", copy_self, 0, 0},    {"remove", copy_self, 0, 0},  {"clear", copy_self, 0, 0},
+    {"sort", copy_self, 0, 0},   {"reverse", copy_self, 0, 0}, {NULL, NULL, 0, 0}};
 static const j_row dict_blocked[] = {{"update", copy_self, 0, 0},     {"pop", copy_self, 0, 0},
                                      {"popitem", copy_self, 0, 0},    {"clear", copy_self, 0, 0},
                                      {"setdefault", copy_self, 0, 0}, {NULL, NULL, 0, 0}};
@@ -768,11 +790,11 @@ static const j_row *find_in(const j_row *rows, const char *name, size_t n)
 
 const j_row *j_find_method(jv v, const char *name, size_t n, bool *blocked)
 {
-    const j_row *row = find_in(v.t == J_STR                        ? str_methods
+    const j_row *row = find_in(v.t == J_STR                      ? str_methods
                                : v.t == J_LIST || v.t == J_TUPLE ? list_methods
-                               : v.t == J_DICT                     ? dict_methods
-                               : v.t == J_LOOP                     ? loop_methods
-                                                                   : NULL,
+                               : v.t == J_DICT                   ? dict_methods
+                               : v.t == J_LOOP                   ? loop_methods
+                                                                 : NULL,
                                name, n);
     *blocked = false;
     if (row) return row;

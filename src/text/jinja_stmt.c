@@ -104,7 +104,8 @@ static bool ended_with(const jparser *p, const char *word)
 
 static int stmt_if(jparser *p, jnode **out)
 {
-    static const char *const mid[] = {"elif", "else", "endif", NULL}, *const end[] = {"endif", NULL};
+    static const char *const mid[] = {"elif", "else", "endif", NULL}, *const end[] = {"endif",
+                                                                                      NULL};
     int rc = 0;
     jnode *first = jp__make(p, JS_IF), *x = first;
     for (;;) {
@@ -291,8 +292,8 @@ static int statement(jparser *p, jnode **out)
     static const struct {
         const char *word;
         int (*fn)(jparser *p, jnode **out);
-    } rows[] = {{"if", stmt_if},       {"for", stmt_for},   {"set", stmt_set},
-                {"macro", stmt_macro}, {"call", stmt_call}, {"filter", stmt_filter},
+    } rows[] = {{"if", stmt_if},       {"for", stmt_for},    {"set", stmt_set},
+                {"macro", stmt_macro}, {"call", stmt_call},  {"filter", stmt_filter},
                 {"with", stmt_with},   {"print", stmt_print}};
     if (jp__cur(p)->t != JT_NAME) return jp__fail(p, "expected a statement's name");
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
@@ -362,8 +363,8 @@ int j_parse(jtmpl *t, const char *text, size_t n, err *e)
     jtoken *v = NULL;
     jparser p = {.t = t, .e = e};
     if (n > J_MAX_SOURCE)
-        return err_set(e, ERR_FORMAT, "%s: the chat template has %zu bytes, more than %zu", t->where,
-                       n, J_MAX_SOURCE);
+        return err_set(e, ERR_FORMAT, "%s: the chat template has %zu bytes, more than %zu",
+                       t->where, n, J_MAX_SOURCE);
     if (memchr(text, 0, n) || utf8_valid_prefix(text, n) != n)
         return err_set(e, ERR_FORMAT, "%s: the chat template is not UTF-8 text", t->where);
     int rc = j_lex(t, text, n, &v, &p.n, e);

@@ -43,8 +43,8 @@ TYPE_TEST(is_escaped, false)
 TYPE_TEST(is_sequence,
           v.t == J_STR || v.t == J_LIST || v.t == J_TUPLE || v.t == J_DICT || v.t == J_UNDEF)
 TYPE_TEST(is_iterable, v.t == J_STR || v.t == J_LIST || v.t == J_TUPLE || v.t == J_DICT ||
-                           v.t == J_UNDEF || v.t == J_LOOP)
-TYPE_TEST(is_sameas, v.t == c->v[0].t && (v.t == J_STR ? v.s == c->v[0].s && v.n == c->v[0].n
+                           v.t == J_UNDEF || v.t == J_LOOP || v.t == J_GEN)
+TYPE_TEST(is_sameas, v.t == c->v[0].t && (v.t == J_STR    ? v.s == c->v[0].s && v.n == c->v[0].n
                                           : v.t == J_BOOL ? v.b == c->v[0].b
                                           : v.t == J_NONE ? true
                                                           : v.i == c->v[0].i))
@@ -163,27 +163,45 @@ static int is_test(jrun *r, jv v, const jcall *c, jv *out)
     return answer(out, v.t == J_STR && j_find_test(v.s, v.n));
 }
 
-static const j_row tests[] = {
-    {"defined", is_defined, 0, 0},   {"undefined", is_undefined, 0, 0},
-    {"none", is_none, 0, 0},         {"string", is_string, 0, 0},
-    {"mapping", is_mapping, 0, 0},   {"number", is_number, 0, 0},
-    {"integer", is_integer, 0, 0},   {"float", is_float, 0, 0},
-    {"boolean", is_boolean, 0, 0},   {"true", is_true, 0, 0},
-    {"false", is_false, 0, 0},       {"callable", is_callable, 0, 0},
-    {"escaped", is_escaped, 0, 0},   {"sequence", is_sequence, 0, 0},
-    {"iterable", is_iterable, 0, 0}, {"sameas", is_sameas, 1, 1},
-    {"odd", is_odd, 0, 0},           {"even", is_even, 0, 0},
-    {"divisibleby", is_divisible, 1, 1},
-    {"eq", is_eq, 1, 1},             {"equalto", is_eq, 1, 1},
-    {"==", is_eq, 1, 1},             {"ne", is_ne, 1, 1},
-    {"!=", is_ne, 1, 1},             {"lt", is_lt, 1, 1},
-    {"lessthan", is_lt, 1, 1},       {"<", is_lt, 1, 1},
-    {"gt", is_gt, 1, 1},             {"greaterthan", is_gt, 1, 1},
-    {">", is_gt, 1, 1},              {"le", is_le, 1, 1},
-    {"<=", is_le, 1, 1},             {"ge", is_ge, 1, 1},
-    {">=", is_ge, 1, 1},             {"in", is_in, 1, 1},
-    {"lower", is_lower, 0, 0},       {"upper", is_upper, 0, 0},
-    {"filter", is_filter, 0, 0},     {"test", is_test, 0, 0}};
+static const j_row tests[] = {{"defined", is_defined, 0, 0},
+                              {"undefined", is_undefined, 0, 0},
+                              {"none", is_none, 0, 0},
+                              {"string", is_string, 0, 0},
+                              {"mapping", is_mapping, 0, 0},
+                              {"number", is_number, 0, 0},
+                              {"integer", is_integer, 0, 0},
+                              {"float", is_float, 0, 0},
+                              {"boolean", is_boolean, 0, 0},
+                              {"true", is_true, 0, 0},
+                              {"false", is_false, 0, 0},
+                              {"callable", is_callable, 0, 0},
+                              {"escaped", is_escaped, 0, 0},
+                              {"sequence", is_sequence, 0, 0},
+                              {"iterable", is_iterable, 0, 0},
+                              {"sameas", is_sameas, 1, 1},
+                              {"odd", is_odd, 0, 0},
+                              {"even", is_even, 0, 0},
+                              {"divisibleby", is_divisible, 1, 1},
+                              {"eq", is_eq, 1, 1},
+                              {"equalto", is_eq, 1, 1},
+                              {"==", is_eq, 1, 1},
+                              {"ne", is_ne, 1, 1},
+                              {"!=", is_ne, 1, 1},
+                              {"lt", is_lt, 1, 1},
+                              {"lessthan", is_lt, 1, 1},
+                              {"<", is_lt, 1, 1},
+                              {"gt", is_gt, 1, 1},
+                              {"greaterthan", is_gt, 1, 1},
+                              {">", is_gt, 1, 1},
+                              {"le", is_le, 1, 1},
+                              {"<=", is_le, 1, 1},
+                              {"ge", is_ge, 1, 1},
+                              {">=", is_ge, 1, 1},
+                              {"in", is_in, 1, 1},
+                              {"lower", is_lower, 0, 0},
+                              {"upper", is_upper, 0, 0},
+                              {"filter", is_filter, 0, 0},
+                              {"test", is_test, 0, 0}};
 
 const j_row *j_find_test(const char *name, size_t n)
 {

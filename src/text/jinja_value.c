@@ -247,8 +247,9 @@ bool j_truth(jv v)
 
 const char *j_type_name(jv v)
 {
-    static const char *const names[] = {"undefined", "None",  "bool", "int",       "float",    "str",
-                                        "list",      "tuple", "dict", "namespace", "function", "loop"};
+    static const char *const names[] = {"undefined", "None", "bool",     "int",  "float",
+                                        "str",       "list", "tuple",    "dict", "namespace",
+                                        "function",  "loop", "generator"};
     return names[v.t];
 }
 
@@ -318,7 +319,8 @@ static int less_at(jrun *r, jv a, jv b, int depth, bool *out)
         return 0;
     }
     if (a.t == J_UNDEF || b.t == J_UNDEF)
-        return j_fail(r, "'%s' is undefined", (a.t == J_UNDEF ? a.s : b.s) ? (a.t == J_UNDEF ? a.s : b.s) : "value");
+        return j_fail(r, "'%s' is undefined",
+                      (a.t == J_UNDEF ? a.s : b.s) ? (a.t == J_UNDEF ? a.s : b.s) : "value");
     return j_fail(r, "cannot order %s and %s", j_type_name(a), j_type_name(b));
 }
 
@@ -347,6 +349,11 @@ int j_contains(jrun *r, jv box, jv x, bool *out)
         for (size_t i = 0; i < box.list->n && !*out && rc >= 0; i++)
             rc = j_equal(r, box.list->v[i], x, out);
         return rc;
+    case J_GEN: {
+        jlist *l;
+        if ((rc = j_iter(r, box, &l)) < 0) return rc;
+        return j_contains(r, (jv){.t = J_LIST, .list = l}, x, out);
+    }
     case J_UNDEF:
         return 0;
     default:
@@ -362,6 +369,10 @@ int j_iter(jrun *r, jv v, jlist **out)
     case J_LIST:
     case J_TUPLE:
         *out = v.list;
+        return 0;
+    case J_GEN:
+        *out = v.list->spent ? j_list(r, 0).list : v.list;
+        v.list->spent = true;
         return 0;
     case J_UNDEF:
         *out = j_list(r, 0).list;
@@ -438,7 +449,8 @@ void j_print_float(buf *b, double f)
 
 static void repr_char(buf *b, const char *s, int k, uint32_t cp, char quote)
 {
-    utf8proc_category_t cat = k > 0 ? utf8proc_category((utf8proc_int32_t)cp) : UTF8PROC_CATEGORY_CN;
+    utf8proc_category_t cat =
+        k > 0 ? utf8proc_category((utf8proc_int32_t)cp) : UTF8PROC_CATEGORY_CN;
     bool hidden = cat == UTF8PROC_CATEGORY_CC || cat == UTF8PROC_CATEGORY_CF ||
                   cat == UTF8PROC_CATEGORY_CS || cat == UTF8PROC_CATEGORY_CO ||
                   cat == UTF8PROC_CATEGORY_CN || cat == UTF8PROC_CATEGORY_ZL ||
@@ -634,8 +646,11 @@ jv j_case(jrun *r, jv s, int how)
         if (up && cp == 0xdf) /* the one common letter whose capital is two letters */
             buf_puts(&b, how == 1 ? "SS" : "Ss");
         else
-            buf_add(&b, enc, (size_t)utf8_encode((uint32_t)(up ? utf8proc_toupper(c) : utf8proc_tolower(c)), enc));
-        in_word = how == 4 ? !(j_space(cp) || (cp < 0x80 && strchr("-({[<", (int)cp))) : word_char(cp);
+            buf_add(&b, enc,
+                    (size_t)utf8_encode((uint32_t)(up ? utf8proc_toupper(c) : utf8proc_tolower(c)),
+                                        enc));
+        in_word =
+            how == 4 ? !(j_space(cp) || (cp < 0x80 && strchr("-({[<", (int)cp))) : word_char(cp);
         first = false;
         i += (size_t)k;
     }
@@ -654,7 +669,8 @@ static int slice_index(jrun *r, jv v, int64_t *out, bool *given)
 }
 
 /* Python's slice.indices(n). */
-static void slice_bounds(int64_t n, int64_t step, bool has_lo, int64_t *lo, bool has_hi, int64_t *hi)
+static void slice_bounds(int64_t n, int64_t step, bool has_lo, int64_t *lo, bool has_hi,
+                         int64_t *hi)
 {
     int64_t low = step > 0 ? 0 : -1, high = step > 0 ? n : n - 1;
     int64_t *side[2] = {lo, hi};
