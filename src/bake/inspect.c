@@ -271,7 +271,11 @@ int bake_inspect(const char *model, jw *w, err *e)
     write_modules(&s, w);
     write_unquantized(&s, w);
     write_bytes(&s, w);
-    jw_ki64(w, "params", (int64_t)s.params);
+    jw_key(w, "params");
+    if (s.q)
+        jw_i64(w, (int64_t)s.params);
+    else
+        jw_null(w); /* packed words of a dialect that is not read cannot be counted */
     jw_kbool(w, "tied", cfg->tie_embeddings);
     write_rules(&s, w);
     buf origin = {0};

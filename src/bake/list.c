@@ -151,6 +151,15 @@ static int judge_rules(const ruleset *s, const bake_opts *o, bake_report *r, err
     return 0;
 }
 
+/* Experts in one tensor: compressed-tensors stores matrices only. */
+static void note_stacks(const ckpt *c, bake_report *r)
+{
+    int n = 0;
+    for (size_t i = 0; i < ckpt_n_tensors(c); i++)
+        n += ckpt_tensor_at(c, i)->n_dims == 3;
+    if (n) bake__note(r, "%d tensors of three dimensions (stacked experts) stay unquantized", n);
+}
+
 /* Parts of a fused linear that were left out while others are quantized. */
 static void note_split_sets(const bake_list *l, bake_report *r)
 {
@@ -195,6 +204,7 @@ int bake__list(bake_list *l, ckpt *c, const bake_opts *o, bake_report *r, err *e
         goto out;
     }
     note_split_sets(l, r);
+    note_stacks(c, r);
     l->first = ckpt_tensor_at(c, 0);
     l->by_tensor = arena_alloc(l->mem, ckpt_n_tensors(c) * sizeof *l->by_tensor);
     for (int i = 0; i < l->n; i++)

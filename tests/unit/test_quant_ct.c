@@ -512,6 +512,62 @@ static void test_kv_scales(void **state)
     free(dir);
 }
 
+/* ---- registries ---------------------------------------------------------------------------------
+ */
+
+/* Every dialect can read; one that writes also says what it wrote; no two share a name or method.
+ */
+static void test_dialect_rows(void **state)
+{
+    (void)state;
+    for (int i = 0; i < quant_n_dialects; i++) {
+        const quant_dialect *d = quant_dialects[i];
+        assert_true(*d->name && d->methods && d->detect && d->load);
+        assert_int_equal(d->store != NULL, d->emit_config != NULL);
+        for (int k = 0; k < i; k++) {
+            assert_string_not_equal(d->name, quant_dialects[k]->name);
+            assert_string_not_equal(d->methods, quant_dialects[k]->methods);
+        }
+    }
+}
+
+/* Every algorithm does every preset and stays above the noise, and every writer has words for it.
+ */
+static void test_algorithm_rows(void **state)
+{
+    (void)state;
+    float *w = xmalloc(64 * 256 * sizeof *w);
+    uint64_t seed = 11;
+    for (int i = 0; i < 64 * 256; i++)
+        w[i] = fx_noise(&seed);
+    for (int a = 0; a < quant_n_algos; a++)
+        for (int p = 0; p < qspec_n_presets; p++) {
+            err e = {0};
+            qspec s;
+            qtensor t;
+            assert_ptr_equal(quant_algo_by_name(quant_algos[a].name), &quant_algos[a]);
+            CHECK_OK(qspec_parse(qspec_presets[p].spec, &s, &e));
+            CHECK_OK(quant_algos[a].quantize(w, 64, 256, &s, NUM_BF16, NULL, &t, &e));
+            CHECK_OK(qtensor_check(&t, qspec_presets[p].name, &e));
+            double db = quant_snr_db(w, &t);
+            if (!(db > 3.0 * num_infos[s.w.type].bits - 5))
+                fail_msg("%s %s: %g dB", quant_algos[a].name, qspec_presets[p].name, db);
+            qtensor_free(&t);
+            if (!s.a.dynamic && s.a.gran != Q_NONE) continue;
+            for (int d = 0; d < quant_n_dialects; d++) {
+                if (!quant_dialects[d]->emit_config) continue;
+                buf b = {0};
+                jw j;
+                jw_init(&j, &b, 0);
+                CHECK_OK(quant_dialects[d]->emit_config(&j, &s, NULL, 0, &e));
+                assert_non_null(strstr(b.data, "config_groups"));
+                buf_free(&b);
+            }
+        }
+    assert_null(quant_algo_by_name("magic"));
+    free(w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -525,6 +581,8 @@ int main(void)
         cmocka_unit_test(test_rules),
         cmocka_unit_test(test_parent_in_ignore),
         cmocka_unit_test(test_kv_scales),
+        cmocka_unit_test(test_dialect_rows),
+        cmocka_unit_test(test_algorithm_rows),
     };
     return cmocka_run_group_tests(tests, fx_setup, fx_teardown);
 }
