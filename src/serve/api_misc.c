@@ -63,7 +63,7 @@ enum MHD_Result serve__model(exchange *x)
 /* ---- tokenizer ----------------------------------------------------------------------------------
  */
 
-static int tokenize_ids(const struct server *s, json *body, ids *out, fault *f)
+static int tokenize_ids(const struct server *s, const json *body, ids *out, fault *f)
 {
     const char *text = NULL, *name;
     bool special = true;

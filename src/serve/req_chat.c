@@ -1,90 +1,48 @@
-/* Chat requests: messages are checked, made plain, rendered by the model's template and encoded.
- *
- * Made plain means: content given as text parts becomes one string (joined by newlines, as vLLM
- * does for string templates), arguments of earlier tool calls become objects (templates print them
- * with tojson), and role `developer` becomes `system` when the template does not know it. Whether
- * it does is asked of the template itself at start: a probe message either appears in its output or
- * not.
+/* Chat requests: messages are checked field by field, then rendered by the model's template and
+ * encoded. What a template can take (parts or strings, role developer, arguments as objects) is the
+ * template's business: chat_render brings messages into its form.
  *
  * continue_final_message renders without a generation prompt and cuts right after the last
  * message's text, so that the model goes on writing it. */
 #include "serve/serve_int.h"
 #include <string.h>
 
-/* ---- the template -------------------------------------------------------------------------------
- */
-
-bool serve__probe_developer(const engine *en)
-{
-    static const char probe[] = "[{\"role\":\"developer\",\"content\":\"xqzprobe\"},"
-                                "{\"role\":\"user\",\"content\":\"hi\"}]";
-    json *messages = NULL;
-    buf out = {0};
-    bool known = false;
-    const tokenizer *t = engine_tokenizer(en);
-    if (engine_chat(en) && t && json_parse(&messages, probe, strlen(probe), "probe", NULL) == 0 &&
-        chat_render(engine_chat(en), messages, NULL, true, tokenizer_bos_text(t),
-                    tokenizer_eos_text(t), &out, NULL) == 0)
-        known = out.data && strstr(out.data, "xqzprobe");
-    json_drop(messages);
-    buf_free(&out);
-    return known;
-}
-
 /* ---- messages -----------------------------------------------------------------------------------
  */
 
-static int join_parts(json *message, const char *param, fault *f)
+static int check_parts(const json *content, const char *param, fault *f)
 {
-    json *content = cJSON_GetObjectItemCaseSensitive(message, "content");
-    buf text = {0};
-    int rc = 0, i = 0;
-    for (const json *p = content->child; p && rc == 0; p = p->next, i++) {
+    int i = 0;
+    for (const json *p = content->child; p; p = p->next, i++) {
         const json *type = json_get(p, "type"), *t = json_get(p, "text");
-        if (!cJSON_IsObject(p) || !cJSON_IsString(type)) {
-            rc = serve__fault_set(f, 400, param,
-                                  "'%s.content[%d]' must be an object with a 'type'.", param, i);
-        } else if (strcmp(type->valuestring, "text") && strcmp(type->valuestring, "input_text")) {
-            rc = serve__fault_set(
+        if (!cJSON_IsObject(p) || !cJSON_IsString(type))
+            return serve__fault_set(f, 400, param,
+                                    "'%s.content[%d]' must be an object with a 'type'.", param, i);
+        if (strcmp(type->valuestring, "text") != 0 && strcmp(type->valuestring, "input_text") != 0)
+            return serve__fault_set(
                 f, 400, param, "'%s.content[%d]' is of type '%.40s'; this model takes text only.",
                 param, i, type->valuestring);
-        } else if (!cJSON_IsString(t)) {
-            rc = serve__fault_set(f, 400, param, "'%s.content[%d].text' must be a string.", param,
-                                  i);
-        } else {
-            if (i) buf_putc(&text, '\n');
-            buf_puts(&text, t->valuestring);
-        }
-    }
-    if (rc == 0)
-        cJSON_ReplaceItemInObjectCaseSensitive(message, "content",
-                                               cJSON_CreateString(text.data ? text.data : ""));
-    buf_free(&text);
-    return rc;
-}
-
-static int plain_tool_calls(json *message, const char *param, fault *f)
-{
-    json *calls = cJSON_GetObjectItemCaseSensitive(message, "tool_calls");
-    if (!calls || cJSON_IsNull(calls)) return 0;
-    if (!cJSON_IsArray(calls))
-        return serve__fault_set(f, 400, param, "'%s.tool_calls' must be a list.", param);
-    for (json *c = calls->child; c; c = c->next) {
-        json *fn = cJSON_GetObjectItemCaseSensitive(c, "function");
-        const json *name = json_get(fn, "name"), *args = json_get(fn, "arguments");
-        if (!cJSON_IsObject(fn) || !cJSON_IsString(name))
-            return serve__fault_set(f, 400, param,
-                                    "'%s.tool_calls' must hold functions with a name.", param);
-        if (!args || !cJSON_IsString(args)) continue;
-        json *parsed = NULL;
-        const char *text = args->valuestring;
-        if (json_parse(&parsed, text, strlen(text), "arguments", NULL) == 0)
-            cJSON_ReplaceItemInObjectCaseSensitive(fn, "arguments", parsed);
+        if (!cJSON_IsString(t))
+            return serve__fault_set(f, 400, param, "'%s.content[%d].text' must be a string.", param,
+                                    i);
     }
     return 0;
 }
 
-static int plain_message(const struct server *s, json *m, int i, fault *f)
+static int check_tool_calls(const json *message, const char *param, fault *f)
+{
+    const json *calls = json_get(message, "tool_calls");
+    if (!calls || cJSON_IsNull(calls)) return 0;
+    if (!cJSON_IsArray(calls))
+        return serve__fault_set(f, 400, param, "'%s.tool_calls' must be a list.", param);
+    for (const json *c = calls->child; c; c = c->next)
+        if (!cJSON_IsString(json_get(json_get(c, "function"), "name")))
+            return serve__fault_set(f, 400, param,
+                                    "'%s.tool_calls' must hold functions with a name.", param);
+    return 0;
+}
+
+static int check_message(const json *m, int i, fault *f)
 {
     static const char *const roles[] = {"system", "user",      "assistant",
                                         "tool",   "developer", "function"};
@@ -105,27 +63,25 @@ static int plain_message(const struct server *s, json *m, int i, fault *f)
             "tool.",
             param, role->valuestring);
     bool textless = !strcmp(role->valuestring, "assistant"); /* tool calls only */
-    if (!strcmp(role->valuestring, "developer") && !s->developer_role)
-        cJSON_ReplaceItemInObjectCaseSensitive(m, "role", cJSON_CreateString("system"));
     if (content && cJSON_IsArray(content)) {
-        if (join_parts(m, param, f) < 0) return -1;
+        if (check_parts(content, param, f) < 0) return -1;
     } else if (content && !cJSON_IsString(content) && !cJSON_IsNull(content)) {
         return serve__fault_set(f, 400, param, "'%s.content' must be a string or a list of parts.",
                                 param);
     } else if (!content && !textless) {
         return serve__fault_set(f, 400, param, "'%s.content' is missing.", param);
     }
-    return plain_tool_calls(m, param, f);
+    return check_tool_calls(m, param, f);
 }
 
-static int plain_messages(const struct server *s, json *messages, fault *f)
+static int check_messages(const json *messages, fault *f)
 {
     if (!messages || !cJSON_IsArray(messages))
         return serve__fault_set(f, 400, "messages", "'messages' must be a list of messages.");
     if (!messages->child) return serve__fault_set(f, 400, "messages", "'messages' is empty.");
     int i = 0;
-    for (json *m = messages->child; m; m = m->next, i++)
-        if (plain_message(s, m, i, f) < 0) return -1;
+    for (const json *m = messages->child; m; m = m->next, i++)
+        if (check_message(m, i, f) < 0) return -1;
     return 0;
 }
 
@@ -189,32 +145,50 @@ static char *find_last(const buf *in, const char *what, size_t n)
     return NULL;
 }
 
-/* The last message's text without white space at its ends: templates often strip it. */
+static void content_text(const json *message, buf *out)
+{
+    const json *c = json_get(message, "content");
+    if (cJSON_IsString(c)) buf_puts(out, c->valuestring);
+    for (const json *p = cJSON_IsArray(c) ? c->child : NULL; p; p = p->next)
+        buf_puts(out, json_get(p, "text")->valuestring);
+}
+
+static bool is_space(char c)
+{
+    return c == ' ' || c == '\t' || c == '\r' || c == '\n';
+}
+
+/* Templates often strip a message: its text is looked for without the white space at its ends, and
+ * what follows is kept as far as it is that white space. */
 static int cut_after(buf *out, const json *messages, fault *f)
 {
     const json *last = messages->child;
+    buf text = {0};
+    int rc = 0;
     while (last->next)
         last = last->next;
-    const json *content = json_get(last, "content");
-    if (!cJSON_IsString(content) || !content->valuestring[0])
-        return serve__fault_set(f, 400, "continue_final_message",
-                                "'continue_final_message' needs text in the last message.");
-    const char *text = content->valuestring;
-    size_t lead = strspn(text, " \t\r\n"), n = strlen(text);
-    while (n > lead && strchr(" \t\r\n", text[n - 1]))
+    content_text(last, &text);
+    size_t lead = 0, n = text.len;
+    while (n && is_space(text.data[n - 1]))
         n--;
-    char *at = find_last(out, text + lead, n - lead);
-    if (!at)
-        return serve__fault_set(
-            f, 400, "continue_final_message",
-            "The chat template does not repeat the last message as it is, so it "
-            "cannot be continued.");
-    size_t end = (size_t)(at - out->data) + (n - lead);
-    size_t tail = strlen(text) - n;
-    if (out->len - end >= tail && !memcmp(out->data + end, text + n, tail)) end += tail;
-    out->len = end;
-    out->data[end] = 0;
-    return 0;
+    while (lead < n && is_space(text.data[lead]))
+        lead++;
+    char *at = n > lead ? find_last(out, text.data + lead, n - lead) : NULL;
+    if (n == lead) {
+        rc = serve__fault_set(f, 400, "continue_final_message",
+                              "'continue_final_message' needs text in the last message.");
+    } else if (!at) {
+        rc = serve__fault_set(f, 400, "continue_final_message",
+                              "The chat template does not repeat the last message as it is, so it "
+                              "cannot be continued.");
+    } else {
+        size_t end = (size_t)(at - out->data) + (n - lead), tail = text.len - n;
+        if (out->len - end >= tail && !memcmp(out->data + end, text.data + n, tail)) end += tail;
+        out->len = end;
+        out->data[end] = 0;
+    }
+    buf_free(&text);
+    return rc;
 }
 
 static int render_continued(const struct server *s, const json *messages, const json *extra,
@@ -236,10 +210,13 @@ static int render_continued(const struct server *s, const json *messages, const 
 static size_t text_bytes(const json *messages)
 {
     size_t n = 0;
+    buf text = {0};
     for (const json *m = messages->child; m; m = m->next) {
-        const json *c = json_get(m, "content");
-        if (cJSON_IsString(c)) n += strlen(c->valuestring);
+        buf_clear(&text);
+        content_text(m, &text);
+        n += text.len;
     }
+    buf_free(&text);
     return n;
 }
 
@@ -257,17 +234,18 @@ static int check_bytes(const struct server *s, const json *messages, fault *f)
     return -1;
 }
 
-int serve__chat_ids(const struct server *s, json *body, ids *out, fault *f)
+int serve__chat_ids(const struct server *s, const json *body, ids *out, fault *f)
 {
     bool prompt_after = true, go_on = false;
-    json *messages = cJSON_GetObjectItemCaseSensitive(body, "messages"), *extra = NULL;
+    const json *messages = json_get(body, "messages");
+    json *extra = NULL;
     err e = {0};
     if (!engine_chat(s->en) || !engine_tokenizer(s->en))
         return serve__fault_set(
             f, 400, "messages",
             "This model has no chat template; use /v1/completions, or start the "
             "server with --chat-template.");
-    if (plain_messages(s, messages, f) < 0 || check_bytes(s, messages, f) < 0) return -1;
+    if (check_messages(messages, f) < 0 || check_bytes(s, messages, f) < 0) return -1;
     int given = serve__field_bool(body, "add_generation_prompt", &prompt_after, f);
     if (given < 0 || serve__field_bool(body, "continue_final_message", &go_on, f) < 0) return -1;
     if (go_on && given && prompt_after)

@@ -50,7 +50,6 @@ struct server {
     char model_path[256];
     int64_t created, max_len, vocab;
     size_t max_token_bytes; /* longest token: bounds how few ids a text can become */
-    bool developer_role;    /* the template has a branch for role developer */
     struct MHD_Daemon *daemon;
     int listen_fd, port, watch_fd, wake_fd;
     pthread_t watcher;
@@ -145,9 +144,8 @@ int serve__encode_text(const struct server *s, const char *text, size_t n, bool 
 /* Ids from a JSON array, each checked against the vocabulary. */
 int serve__parse_ids(const struct server *s, const json *arr, const char *param, ids *out,
                      fault *f);
-/* Messages checked and made plain (text parts joined, tool arguments parsed); then rendered. */
-int serve__chat_ids(const struct server *s, json *body, ids *out, fault *f);
-bool serve__probe_developer(const engine *en);
+/* Messages checked, rendered by the template, encoded. */
+int serve__chat_ids(const struct server *s, const json *body, ids *out, fault *f);
 /* Typed fields: 1 present, 0 absent or null, -1 with *f set. */
 int serve__field_int(const json *obj, const char *key, int64_t lo, int64_t hi, int64_t *out,
                      fault *f);

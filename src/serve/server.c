@@ -127,7 +127,6 @@ int serve_open(server **out, engine *en, const serve_opts *o, err *e)
     pthread_mutex_init(&s->lock, NULL);
     take_options(s, en, o);
     measure_tokens(s);
-    s->developer_role = serve__probe_developer(en);
     TRY(open_socket(s, &v6, e));
     TRY(serve__watch_open(s, e));
     TRY(serve__http_open(s, v6, e));

@@ -392,9 +392,9 @@ def test_chat_messages(s):
                                                                    *MESSAGES]})[1]["count"]
     assert ask("system", "Be brief.") > s.post("/tokenize", {"messages": MESSAGES})[1]["count"]
     c.chat.completions.create(messages=[{"role": "developer", "content": "Be brief."}, *MESSAGES], **kw)
-    parts = [{"type": "text", "text": "Hugo has"}, {"type": "text", "text": "5 pens."}]
+    parts = [{"type": "text", "text": "Hugo has "}, {"type": "text", "text": "5 pens."}]
     a = s.post("/tokenize", {"messages": [{"role": "user", "content": parts}]})[1]["tokens"]
-    b = s.post("/tokenize", {"messages": [{"role": "user", "content": "Hugo has\n5 pens."}]})[1]["tokens"]
+    b = s.post("/tokenize", {"messages": [{"role": "user", "content": "Hugo has 5 pens."}]})[1]["tokens"]
     assert a == b
     t = s.post("/tokenize", {"messages": [*MESSAGES, {"role": "assistant", "content": "29 + 16 ="}],
                              "continue_final_message": True, "add_generation_prompt": False})[1]["tokens"]

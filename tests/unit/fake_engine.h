@@ -171,9 +171,11 @@ int chat_render(const chat_template *t, const json *messages, const json *extra,
         const json *role = json_get(m, "role"), *text = json_get(m, "content");
         if (!strcmp(role->valuestring, "tool"))
             return err_set(e, ERR_VALUE, "chat template: tools are not for this model");
-        if (!strcmp(role->valuestring, "developer")) continue;
-        buf_printf(out, "%s:%s\n", role->valuestring,
-                   cJSON_IsString(text) ? text->valuestring : "");
+        buf_printf(out, "%s:", role->valuestring);
+        if (cJSON_IsString(text)) buf_puts(out, text->valuestring);
+        for (const json *p = cJSON_IsArray(text) ? text->child : NULL; p; p = p->next)
+            buf_printf(out, "[%s]", json_get(p, "text")->valuestring);
+        buf_putc(out, '\n');
     }
     const json *tools = json_get(extra, "tools");
     if (tools) buf_printf(out, "tools=%d\n", cJSON_GetArraySize(tools));

@@ -95,6 +95,10 @@ static const bad_case bad[] = {
     {true, "{\"messages\":[{\"role\":\"developer\"}]}", 400, "messages[0]", "missing"},
     {true, "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\"}]}]}", 400,
      "messages[0]", "image_url"},
+    {true, "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\"}]}]}", 400,
+     "messages[0]", "content[0].text"},
+    {true, "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{}}]}]}", 400,
+     "messages[0]", "with a name"},
     {true, "{\"messages\":[{\"role\":\"tool\",\"content\":\"x\"}]}", 400, "messages",
      "tools are not for this model"},
     {true, "{" MSG ",\"top_logprobs\":2}", 400, "top_logprobs", "logprobs"},
@@ -251,7 +255,7 @@ static void test_chat_messages(void **state)
         "\"tools\":[{}],\"chat_template_kwargs\":{\"mode\":\"m\"},"
         "\"add_generation_prompt\":false}",
         &t);
-    assert_string_equal(t.data, "system:x\ny\nassistant:\ntools=1\nmode=m\n");
+    assert_string_equal(t.data, "developer:[x][y]\nassistant:\ntools=1\nmode=m\n");
     chat_text("{\"messages\":[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\","
               "\"content\":\"The q\"}],\"continue_final_message\":true,"
               "\"add_generation_prompt\":false}",
