@@ -6,6 +6,10 @@
  * over a linked list, whose stale entries are told by their rank, so that a text without spaces
  * costs n log n. Words are remembered in a cache that belongs to one thread's working memory.
  *
+ * Models of the SentencePiece kind get whole texts as one word. Where no merge makes a token that
+ * has U+2581 behind another character, no merge can cross the place before such a character, and
+ * the word is cut there without changing any id.
+ *
  * A character that the vocabulary lacks becomes its byte tokens <0xNN> if the model falls back to
  * bytes and has all of them, else the unknown token, else nothing: as the library does. */
 #include <stdio.h>
@@ -30,6 +34,7 @@ typedef struct bpe {
     int32_t byte_id[256]; /* <0xNN>, -1 if not in the vocabulary */
     int32_t unk;          /* -1 = no unknown token */
     bool byte_fallback, fuse_unk, ignore_merges;
+    bool cuts;             /* words may be cut before U+2581 */
     char *prefix, *suffix; /* continuing_subword_prefix, end_of_word_suffix; NULL if empty */
 } bpe;
 
@@ -115,6 +120,20 @@ static int merge_halves(const json *c, size_t index, const char *half[2], size_t
     return 0;
 }
 
+#define MARK "\xE2\x96\x81"
+
+/* Offset of the first U+2581 that stands behind another character, 0 if there is none. */
+static size_t inner_mark(const char *s, size_t n)
+{
+    for (size_t i = 1; i + 3 <= n;) {
+        const char *p = memchr(s + i, MARK[0], n - i);
+        if (!p || (i = (size_t)(p - s)) + 3 > n) return 0;
+        if (!memcmp(p, MARK, 3) && (i < 3 || memcmp(p - 3, MARK, 3) != 0)) return i;
+        i++;
+    }
+    return 0;
+}
+
 static int add_merge(tok_model *m, bpe *b, const json *c, size_t index, buf *joined,
                      const char *where, err *e)
 {
@@ -139,6 +158,7 @@ static int add_merge(tok_model *m, bpe *b, const json *c, size_t index, buf *joi
         return err_set(e, ERR_FORMAT,
                        "%s: merges[%zu] makes '%.80s', which is not in the vocabulary", where,
                        index, joined->data);
+    if (inner_mark(joined->data, joined->len)) b->cuts = false;
     pair_slot *p = pair_find(b, id[0], id[1]);
     p->key = (uint64_t)(uint32_t)id[0] << 32 | (uint32_t)id[1];
     p->rank = (uint32_t)index;
@@ -163,6 +183,7 @@ static int load_merges(tok_model *m, bpe *b, const json *j, const char *where, e
     b->pair = xmalloc(slots * sizeof *b->pair);
     memset(b->pair, 0xff, slots * sizeof *b->pair);
     b->mask = slots - 1;
+    b->cuts = !b->prefix && !b->suffix && tok__vocab_find(&m->vocab, MARK, 3) >= 0;
     for (const json *c = list->child; c && rc >= 0; c = c->next)
         rc = add_merge(m, b, c, i++, &joined, where, e);
     buf_free(&joined);
@@ -415,17 +436,9 @@ static int encode_word(const tok_model *m, tok_work *w, const char *s, size_t n,
     return 0;
 }
 
-static int bpe_encode(const tok_model *m, tok_work *w, const char *s, size_t n, ids *out, err *e)
+static int encode_cached(const tok_model *m, tok_work *w, const char *s, size_t n, ids *out, err *e)
 {
-    const bpe *b = m->state;
     size_t known, at = out->n;
-    if (b->ignore_merges) {
-        int32_t id = tok__vocab_find(&m->vocab, s, n);
-        if (id >= 0) {
-            ids_push(out, id);
-            return 0;
-        }
-    }
     if (n > CACHED) return encode_word(m, w, s, n, out, e);
     uint64_t h = tok__hash(s, n);
     const int32_t *v = tok__cache_get(w->cache, s, n, h, &known);
@@ -437,6 +450,22 @@ static int bpe_encode(const tok_model *m, tok_work *w, const char *s, size_t n, 
     int rc = encode_word(m, w, s, n, out, e);
     if (rc == 0) tok__cache_put(w->cache, s, n, h, out->v + at, out->n - at);
     return rc;
+}
+
+static int bpe_encode(const tok_model *m, tok_work *w, const char *s, size_t n, ids *out, err *e)
+{
+    const bpe *b = m->state;
+    int rc = 0;
+    if (b->ignore_merges) {
+        int32_t id = tok__vocab_find(&m->vocab, s, n);
+        if (id >= 0) {
+            ids_push(out, id);
+            return 0;
+        }
+    }
+    for (size_t k; rc == 0 && b->cuts && (k = inner_mark(s, n)); s += k, n -= k)
+        rc = encode_cached(m, w, s, k, out, e);
+    return rc < 0 ? rc : encode_cached(m, w, s, n, out, e);
 }
 
 const tok_model_kind tok__bpe_kind = {"BPE", bpe_load, bpe_encode, bpe_drop};
