@@ -41,15 +41,12 @@ static void histogram(page *p, const char *name, const char *help, const double 
                       const uint64_t counts[24], double sum)
 {
     char le[48], series[96];
-    uint64_t sofar = 0, all = 0;
-    for (int i = 0; i < 24; i++)
-        all += counts[i];
+    uint64_t all = counts[23];
     head(p, name, "histogram", help);
     snprintf(series, sizeof series, "%s_bucket", name);
     for (int i = 0; i < 23 && isfinite(bounds[i]); i++) {
-        sofar += counts[i];
         snprintf(le, sizeof le, "le=\"%g\"", bounds[i]);
-        sample(p, series, le, (double)sofar);
+        sample(p, series, le, (double)counts[i]);
     }
     sample(p, series, "le=\"+Inf\"", (double)all);
     snprintf(series, sizeof series, "%s_sum", name);

@@ -483,8 +483,8 @@ void engine_get_stats(engine *en, engine_stats *out)
                           .kv_pages_used = fake.running,
                           .requests = fake.next_id - 1,
                           .cancelled = fake.cancels};
-    out->ttft[0] = 2;
-    out->ttft[1] = 1;
+    for (int i = 0; i < 24; i++)
+        out->ttft[i] = i ? 3 : 2;
     pthread_mutex_unlock(&fake.lock);
 }
 #endif
