@@ -45,12 +45,15 @@ static int check_params(const engine *en, const req_params *p, err *e)
             return bad_id("prompt", i, p->prompt[i], en->vocab, e);
     if (p->max_tokens < 0)
         return err_set(e, ERR_VALUE, "max_tokens: %lld is negative", (long long)p->max_tokens);
-    if (p->n_prompt > en->max_len || p->max_tokens > en->max_len - p->n_prompt)
+    if (p->n_prompt > en->max_len || p->max_tokens > en->max_len - p->n_prompt) {
+        int64_t total =
+            p->max_tokens < INT64_MAX - p->n_prompt ? p->n_prompt + p->max_tokens : INT64_MAX;
         return err_set(e, ERR_TOOLONG,
                        "This model's maximum context length is %lld tokens, but %lld were "
                        "requested (%lld in the prompt, %lld to generate); shorten either",
-                       (long long)en->max_len, (long long)p->n_prompt + (long long)p->max_tokens,
-                       (long long)p->n_prompt, (long long)p->max_tokens);
+                       (long long)en->max_len, (long long)total, (long long)p->n_prompt,
+                       (long long)p->max_tokens);
+    }
     if (p->n_stops < 0 || p->n_stops > REQ_MAX_STOPS)
         return err_set(e, ERR_VALUE, "stop: at most %d strings", REQ_MAX_STOPS);
     if (p->top_logprobs < 0 || p->top_logprobs > REQ_MAX_TOP)

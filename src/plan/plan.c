@@ -69,16 +69,19 @@ static void refuse(refusals *r, const qspec *s, const arch_shard *l)
 
 static void say_refused(const refusals *r, const qspec *s, plan_out *out)
 {
-    char more[48] = "", group[32] = "", last[64];
     const char *tail = strrchr(r->first, '.');
+    buf b = {0};
     if (!r->n) return;
-    if (r->n > 1) snprintf(more, sizeof more, " and %d more", r->n - 1);
+    buf_puts(&b, r->first);
+    if (r->n > 1) buf_printf(&b, " and %d more", r->n - 1);
+    buf_printf(&b, ": %lld input columns are not a multiple of %d; ", (long long)r->k, s->w.group);
     if (s->w.scale == QS_FLOAT && r->fits >= 8)
-        snprintf(group, sizeof group, "use g%lld, or ", (long long)r->fits);
-    snprintf(last, sizeof last, "%.60s", tail ? tail + 1 : r->first);
-    snprintf(out->refused, sizeof out->refused,
-             "%.100s%s: %lld input columns are not a multiple of %d; %s--ignore 're:.*%s$'",
-             r->first, more, (long long)r->k, s->w.group, group, last);
+        buf_printf(&b, "use g%lld, or ", (long long)r->fits);
+    buf_printf(&b, "--ignore 're:.*%s$'", tail ? tail + 1 : r->first);
+    size_t n = b.len < sizeof out->refused ? b.len : sizeof out->refused - 1;
+    memcpy(out->refused, b.data, n);
+    out->refused[n] = 0;
+    buf_free(&b);
 }
 
 static num_dtype plain_type(const plan_in *in, const char *module)

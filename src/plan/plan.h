@@ -8,8 +8,8 @@
 
 typedef struct plan_in {
     const ckpt_config *cfg;
-    const quant_ckpt *q;        /* exact bytes of what is stored; NULL = by config only */
-    const qspec *scheme;        /* NULL = as stored */
+    const quant_ckpt *q; /* exact bytes of what is stored; NULL = by config only */
+    const qspec *scheme; /* NULL = as stored */
     kern_kv_type kv;
     kern_act act;
     uint32_t features;
@@ -18,12 +18,12 @@ typedef struct plan_in {
     int page_tokens;
 } plan_in;
 typedef struct plan_out {
-    qbytes weights;             /* bytes on disk by kind */
-    uint64_t resident_weights;  /* prepared for this machine + embeddings, norms */
+    qbytes weights;            /* bytes on disk by kind */
+    uint64_t resident_weights; /* prepared for this machine + embeddings, norms */
     uint64_t kv_token, kv_scales_token, kv_total;
     uint64_t workspace;
     uint64_t total;
-    char refused[256];          /* why the scheme cannot be used for this model; "" = can */
+    char refused[256]; /* why the scheme cannot be used for this model; "" = can */
 } plan_out;
 /* Rows of the logits buffer of an engine: as many as a step may report, within PLAN_LOGIT_BYTES. */
 #define PLAN_LOGIT_BYTES ((int64_t)64 << 20)
