@@ -20,7 +20,8 @@
 #define CHECK_ERR(expr, want, text)                                                                \
     do {                                                                                           \
         int check_rc = (expr);                                                                     \
-        if (check_rc != -(want)) fail_msg("%s: got %d, wanted %d (%s)", #expr, check_rc, -(want), e.msg); \
+        if (check_rc != -(want))                                                                   \
+            fail_msg("%s: got %d, wanted %d (%s)", #expr, check_rc, -(want), e.msg);               \
         if (!strstr(e.msg, text)) fail_msg("%s: message lacks '%s': %s", #expr, text, e.msg);      \
     } while (0)
 #endif
