@@ -230,6 +230,7 @@ static void fill_tables(const tok_model *m, bpe *b)
         char name[8];
         snprintf(name, sizeof name, "<0x%02X>", i);
         b->byte_id[i] = tok__vocab_find(&m->vocab, name, 6);
+        if (b->unk < 0 && !(b->byte_fallback && b->byte_id[i] >= 0)) b->cuts = false;
     }
 }
 
