@@ -13,7 +13,7 @@ static void config_for(const char *hf, const char *type, const char *more, ckpt_
              "64,\"intermediate_size\":160,"
              "\"num_hidden_layers\":3,\"num_attention_heads\":4,\"num_key_value_heads\":2,\"head_"
              "dim\":16,"
-             "\"max_position_embeddings\":512,\"rms_norm_eps\":1e-5,\"hidden_act\":\"silu\"%s}",
+             "\"max_position_embeddings\":512,\"rms_norm_eps\":1e-5%s}",
              hf, type, more);
     CHECK_OK(json_parse(raw, text, strlen(text), "config.json", &e));
     CHECK_OK(config_parse(c, *raw, NULL, "config.json", &e));
