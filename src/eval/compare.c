@@ -224,6 +224,7 @@ static void judge_truncation(compare_task *t, const pairs *p)
     if (t->v == VERDICT_REJECT) return;
     if (t->v == VERDICT_NOT_COMPARABLE && p->n) return;
     t->v = VERDICT_CONFIRM;
+    t->items_to_settle = 0; /* a longer budget settles it, not more items */
     snprintf(t->reason, sizeof t->reason,
              "the token limit cut %lld answers of the baseline and %lld of the candidate: raise "
              "--max-tokens to compare them",

@@ -60,7 +60,7 @@ typedef struct compare_task {
     int64_t n, flips, b, c; /* b right→wrong, c wrong→right */
     double baseline, candidate, delta_pp, ci95_pp[2], p_value;
     int64_t truncated_base, truncated_cand;
-    int64_t items_to_settle; /* 0 = settled */
+    int64_t items_to_settle; /* 0 = settled; -1 = no feasible number */
     verdict v;
     char reason[256];
     char type[16];

@@ -57,7 +57,11 @@ static void task_json(const compare_task *t, jw *w)
     jw_end_obj(w);
     jw_kstr(w, "verdict", verdict_name(t->v));
     jw_kstr(w, "reason", t->reason);
-    jw_ki64(w, "items_to_settle", t->items_to_settle);
+    jw_key(w, "items_to_settle"); /* null: no feasible number */
+    if (t->items_to_settle < 0)
+        jw_null(w);
+    else
+        jw_i64(w, t->items_to_settle);
     if (t->base_items) items_json(t, w);
     jw_end_obj(w);
 }
