@@ -190,7 +190,7 @@ static jv split_spaces(jrun *r, jv s, int64_t limit)
         size_t at = 0;
         uint32_t cp;
         if (limit == 0) {
-            j_push(r, l.list, j_strip(s, NULL, 0, false, true));
+            j_push(r, l.list, s);
             break;
         }
         while (at < s.n) {
@@ -221,8 +221,7 @@ static jv rsplit_spaces(jrun *r, jv s, int64_t limit)
     jv l = j_list(r, 0);
     size_t keep = all.list->n - (size_t)limit;
     jv head = all.list->v[keep - 1];
-    s = j_strip(s, NULL, 0, true, false);
-    j_push(r, l.list, j_str(all.list->v[0].s, (size_t)(head.s + head.n - all.list->v[0].s)));
+    j_push(r, l.list, j_str(s.s, (size_t)(head.s + head.n - s.s)));
     for (size_t i = keep; i < all.list->n; i++)
         j_push(r, l.list, all.list->v[i]);
     return l;

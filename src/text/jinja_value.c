@@ -529,7 +529,9 @@ int j_repr(jrun *r, buf *b, jv v, int depth)
         j_print_float(b, v.f);
         return 0;
     case J_STR:
+        if (v.safe) buf_puts(b, "Markup(");
         repr_str(b, v);
+        if (v.safe) buf_putc(b, ')');
         return 0;
     case J_LIST:
     case J_TUPLE:
