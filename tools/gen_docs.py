@@ -46,5 +46,5 @@ for f in sorted(os.listdir("src/quant")):
     for m in re.findall(r"const quant_dialect \w+ = \{(.*?)\};", read("src/quant/" + f), re.S):
         v = strings(m)
         s.append(f"| {v[0]} | {v[1] if len(v) > 1 else ''} |")
-s += ["", "## GGUF block types (read)", "", ", ".join(strings(r)[0] for f in ("gguf_types.c", "gguf.c") for r in table(read("src/ckpt/" + f), r"gguf_types\[\]")), ""]
+s += ["", "## GGUF block types (read)", "", ", ".join(re.findall(r'\{\d+, "(\w+)"', read("src/ckpt/gguf_types.c"))), ""]
 open("docs/SUPPORT.md", "w", encoding="utf-8").write("\n".join(s) + "\n")

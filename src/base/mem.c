@@ -195,7 +195,7 @@ static uint64_t headroom(const char *root, char *path, const char *limit, const 
                          const char *cache)
 {
     uint64_t best = UINT64_MAX;
-    char file[2 * PATH_MAX];
+    char file[PATH_MAX + 96]; /* a root, the path, a file name */
     for (;;) {
         snprintf(file, sizeof file, "%s%s/%s", root, path, limit);
         uint64_t max = read_number(file);

@@ -398,7 +398,7 @@ void engine_close(engine *en, double drain_seconds)
     tokenizer_close(en->tok);
     chat_template_close(en->chat);
     void *arrays[] = {en->rope_len, en->ids,  en->pos,     en->slot, en->logit_rows, en->lp,
-                      en->seqs,     en->step, en->running, en->work, en->order};
+                      en->seqs,     en->step, en->running, en->work, en->order,      en->cancels};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         free(arrays[i]);
     const char *texts[] = {en->o.model,          en->o.device,           en->o.cpu_features,
