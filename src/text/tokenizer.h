@@ -42,7 +42,8 @@ typedef struct detok {
     const tokenizer *t;
     bool skip_special;
     buf pending; /* bytes not yet emitted */
-    bool first;  /* leading-space rule of SentencePiece-type decoders */
+    bool first;  /* nothing pushed yet: SentencePiece-type decoders drop the space in front; clear
+                  * it after detok_init where the tokens continue a text */
 } detok;
 void detok_init(detok *d, const tokenizer *t, bool skip_special);
 void detok_push(detok *d, int32_t id, buf *out); /* appends complete text */
