@@ -123,14 +123,23 @@ static void match_prefix(engine *en, request *r)
     if (!r->started) r->cached = r->computed < r->n_prompt ? r->computed : r->n_prompt;
 }
 
+static int64_t promised(const engine *en)
+{
+    int64_t n = en->n_running;
+    for (int i = 0; i < en->n_running; i++)
+        n += pages_for(en, en->running[i]->n_ids) - en->running[i]->n_pages;
+    return n;
+}
+
 static void admit(engine *en)
 {
     while (en->waiting && en->n_running < en->max_running) {
         request *r = en->waiting;
-        int64_t need = pages_for(en, r->n_ids + 1),
-                can = kv_pool_free_pages(en->pool) + kv_radix_pages(en->radix);
-        /* With others running, a request waits until its prompt has room; alone, it always starts.
-         */
+        /* What the running ones have yet to take for what they hold, and a page to grow into for
+         * each: no newcomer shall start only to be preempted at once. Alone, a request always
+         * starts: submit saw to it that it fits. */
+        int64_t need = pages_for(en, r->n_ids + 1) + promised(en),
+                can = kv_pool_free_pages(en->pool) + kv_pool_cached_pages(en->pool);
         if (en->n_running && need > can) return;
         pop_front(en);
         match_prefix(en, r);
@@ -340,8 +349,8 @@ static void publish(engine *en, double busy)
     s->running = en->n_running;
     s->kv_pages_total = kv_pool_total(en->pool);
     /* Pages that only the prefix cache holds can be had at once: they do not count as used. */
-    s->kv_pages_used = s->kv_pages_total - kv_pool_free_pages(en->pool) -
-                       (en->n_running ? 0 : kv_radix_pages(en->radix));
+    s->kv_pages_used =
+        s->kv_pages_total - kv_pool_free_pages(en->pool) - kv_pool_cached_pages(en->pool);
     s->kv_clipped = model_kv_clipped(en->m);
     pthread_mutex_unlock(&en->lock);
 }

@@ -43,6 +43,8 @@ const kern_kv_layer *kv_pool_layer(const kv_pool *p, int layer);
 int kv_pool_page_tokens(const kv_pool *p);
 int64_t kv_pool_total(const kv_pool *p);
 int64_t kv_pool_free_pages(const kv_pool *p);
+/* Pages that nobody but the prefix cache holds: eviction can free them all. */
+int64_t kv_pool_cached_pages(const kv_pool *p);
 uint64_t kv_pool_bytes(const kv_pool *p);
 /* Reference-counted pages. alloc gives ref 1; -ERR_BUSY when fewer than n are free (none taken). */
 int kv_pool_alloc(kv_pool *p, int32_t *pages, int n, err *e);

@@ -1,4 +1,5 @@
-/* The page pool: one allocation a layer, pages counted by reference, free pages on a stack. */
+/* The page pool: one allocation a layer, pages counted by reference, free pages on a stack. One of
+ * the references may be the prefix tree's; n_cached counts the pages whose only reference it is. */
 #include "kv/pool_internal.h"
 #include <stdlib.h>
 #include <string.h>
@@ -6,12 +7,13 @@
 struct kv_pool {
     kern_dev *dev;
     int n_layers, page_tokens;
-    int64_t n_pages, n_free;
+    int64_t n_pages, n_free, n_cached;
     uint64_t bytes;
     kern_kv_layer *layers;
     uint8_t **memory; /* [n_layers] */
     int32_t *stack;   /* free pages */
     int32_t *refs;    /* [n_pages] */
+    uint8_t *in_tree; /* [n_pages] */
     float **scales;   /* [2 * n_layers], copies */
 };
 
@@ -39,6 +41,7 @@ int kv_pool_open(kv_pool **out, kern_dev *d, const kv_pool_opts *o, err *e)
     p->scales = xcalloc(2 * (size_t)o->n_layers, sizeof *p->scales);
     p->stack = xmalloc(sizeof *p->stack * (size_t)o->n_pages);
     p->refs = xcalloc((size_t)o->n_pages, sizeof *p->refs);
+    p->in_tree = xcalloc((size_t)o->n_pages, sizeof *p->in_tree);
     for (int i = 0; i < o->n_layers; i++) {
         size_t page = kern_kv_page_bytes(o->type, o->layers[i].Hk, o->layers[i].D, o->page_tokens),
                total;
@@ -85,6 +88,7 @@ void kv_pool_close(kv_pool *p)
     free(p->scales);
     free(p->stack);
     free(p->refs);
+    free(p->in_tree);
     free(p);
 }
 
@@ -123,12 +127,32 @@ int kv_pool_alloc(kv_pool *p, int32_t *pages, int n, err *e)
 
 void kv_pool_ref(kv_pool *p, int32_t page)
 {
-    p->refs[page]++;
+    if (p->refs[page]++ == 1 && p->in_tree[page]) p->n_cached--;
 }
 
 void kv_pool_unref(kv_pool *p, int32_t page)
 {
-    if (--p->refs[page] == 0) p->stack[p->n_free++] = page;
+    int32_t left = --p->refs[page];
+    if (left == 0) p->stack[p->n_free++] = page;
+    if (left == 1 && p->in_tree[page]) p->n_cached++;
+}
+
+void kv__tree_ref(kv_pool *p, int32_t page)
+{
+    kv_pool_ref(p, page);
+    p->in_tree[page] = 1;
+}
+
+void kv__tree_unref(kv_pool *p, int32_t page)
+{
+    if (p->refs[page] == 1) p->n_cached--;
+    p->in_tree[page] = 0;
+    kv_pool_unref(p, page);
+}
+
+int64_t kv_pool_cached_pages(const kv_pool *p)
+{
+    return p->n_cached;
 }
 
 int32_t kv__refs(const kv_pool *p, int32_t page)

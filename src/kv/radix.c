@@ -40,7 +40,7 @@ static void drop_node(kv_radix *r, node *n)
         c = next;
     }
     for (int i = 0; i < n->n_pages; i++)
-        kv_pool_unref(r->pool, n->pages[i]);
+        kv__tree_unref(r->pool, n->pages[i]);
     r->n_pages -= n->n_pages;
     free(n->ids);
     free(n->pages);
@@ -129,7 +129,7 @@ static node *make_node(kv_radix *r, node *parent, const int32_t *ids, const int3
     x->next = parent->child;
     parent->child = x;
     for (int i = 0; i < n; i++)
-        kv_pool_ref(r->pool, pages[i]);
+        kv__tree_ref(r->pool, pages[i]);
     r->n_pages += n;
     return x;
 }
@@ -202,7 +202,7 @@ int64_t kv_radix_evict(kv_radix *r, int64_t want)
         node *n = oldest_leaf(r, &r->root);
         if (!n) break;
         while (freed < want && n->n_pages && kv__refs(r->pool, n->pages[n->n_pages - 1]) == 1) {
-            kv_pool_unref(r->pool, n->pages[--n->n_pages]);
+            kv__tree_unref(r->pool, n->pages[--n->n_pages]);
             r->n_pages--;
             freed++;
         }
@@ -224,9 +224,12 @@ int64_t kv_radix_pages(const kv_radix *r)
     return r->n_pages;
 }
 
-static int check_node(const kv_radix *r, const node *n, int depth, int64_t *pages, err *e)
+static int check_node(const kv_radix *r, const node *n, int depth, int64_t *pages, int64_t *alone,
+                      err *e)
 {
     *pages += n->n_pages;
+    for (int i = 0; i < n->n_pages; i++)
+        *alone += kv__refs(r->pool, n->pages[i]) == 1;
     for (int i = 0; i < n->n_pages; i++)
         if (kv__refs(r->pool, n->pages[i]) < 1)
             return err_set(e, ERR_BADSTATE, "radix tree: page %d is free but in the tree",
@@ -240,7 +243,7 @@ static int check_node(const kv_radix *r, const node *n, int depth, int64_t *page
             if (!memcmp(c->ids, d->ids, sizeof *c->ids * (size_t)r->pt))
                 return err_set(e, ERR_BADSTATE,
                                "radix tree: two children begin with the same page");
-        int rc = check_node(r, c, depth + 1, pages, e);
+        int rc = check_node(r, c, depth + 1, pages, alone, e);
         if (rc < 0) return rc;
     }
     return 0;
@@ -248,10 +251,13 @@ static int check_node(const kv_radix *r, const node *n, int depth, int64_t *page
 
 int kv_radix_check(const kv_radix *r, err *e)
 {
-    int64_t pages = 0;
-    int rc = check_node(r, &r->root, 0, &pages, e);
+    int64_t pages = 0, alone = 0;
+    int rc = check_node(r, &r->root, 0, &pages, &alone, e);
     if (rc == 0 && pages != r->n_pages)
         rc = err_set(e, ERR_BADSTATE, "radix tree: %lld pages found, %lld counted",
                      (long long)pages, (long long)r->n_pages);
+    if (rc == 0 && alone != kv_pool_cached_pages(r->pool))
+        rc = err_set(e, ERR_BADSTATE, "radix tree: %lld pages are its alone, %lld counted",
+                     (long long)alone, (long long)kv_pool_cached_pages(r->pool));
     return rc;
 }
