@@ -56,7 +56,8 @@ static void row(buf *b, const json *root, const char *side, const char *name, bo
     static const struct {
         const char *section, *key;
         int decimals;
-    } keys[] = {{"memory", "weight_bytes", 2},
+    } keys[] = {{"memory", "weight_file_bytes", 2},
+                {"memory", "weight_bytes", 2},
                 {"memory", "kv_bytes_per_token", 0},
                 {"speed", "load_seconds", 2},
                 {"speed", "ttft_ms", 1},
@@ -64,7 +65,7 @@ static void row(buf *b, const json *root, const char *side, const char *name, bo
     buf_printf(b, "| %-34.34s |", name);
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         snprintf(path, sizeof path, "%s.%s.%s", keys[i].section, side, keys[i].key);
-        cell(b, root, path, keys[i].decimals, i == 0 ? 1e6 : 1);
+        cell(b, root, path, keys[i].decimals, i < 2 ? 1e6 : 1);
     }
     snprintf(path, sizeof path, "perplexity.%s", side);
     cell(b, root, path, 4, 1);
@@ -80,9 +81,11 @@ int cmd_report(const opts *o, err *e)
     buf b = {0};
     json *root = NULL;
     if (!o->n_args) return err_set(e, ERR_USAGE, "no file given: `tare report COMPARE.json …`");
-    buf_puts(&b, "| model                              | weights MB | KV B/token |   load s |   "
-                 "TTFT ms |   TPOT ms |  perplexity |      KL | top-1 | accuracy | verdict |\n"
-                 "|---|---|---|---|---|---|---|---|---|---|---|\n");
+    buf_puts(
+        &b,
+        "| model                              |   file MB | in memory | KV B/token |   load s |   "
+        "TTFT ms |   TPOT ms |  perplexity |      KL | top-1 | accuracy | verdict |\n"
+        "|---|---|---|---|---|---|---|---|---|---|---|---|\n");
     char seen[256] = "";
     for (int i = 0; i < o->n_args; i++) {
         TRY(json_parse_file(&root, o->args[i], e));
