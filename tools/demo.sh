@@ -1,12 +1,12 @@
 #!/bin/bash
 # The demonstration: the whole loop on the embedded model, then on a small real one, then one table.
 #   demo.sh BUILD-DIR
-# Each command is shown before its output. DEMO_LIMIT items of each task are used (default 100; `make
+# Each command is shown before its output. DEMO_LIMIT items of each task are used (default 80; `make
 # eval` runs the full sets); the baseline's answers are kept in out/cache.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 tare=${1:-build}/tare
-limit=${DEMO_LIMIT:-100}
+limit=${DEMO_LIMIT:-80}
 text=models/texts/wizard_of_oz.txt
 mkdir -p out out/report
 start=$(date +%s)
