@@ -18,12 +18,16 @@ static const struct {
 #undef ERR
 };
 
-/* Makes msg valid UTF-8 in place. */
+/* Makes msg valid UTF-8 in place. Names come from files and arguments: a control character in one
+ * must not reach a terminal. */
 static void clean(char *msg)
 {
     size_t n = strlen(msg), i = 0;
     while ((i += utf8_valid_prefix(msg + i, n - i)) < n)
         msg[i] = '?';
+    for (i = 0; i < n; i++)
+        if (((unsigned char)msg[i] < 0x20 && msg[i] != '\n' && msg[i] != '\t') || msg[i] == 0x7f)
+            msg[i] = '?';
 }
 
 int err_set(err *e, int code, const char *fmt, ...)
