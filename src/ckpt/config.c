@@ -117,6 +117,11 @@ static int parse_shapes(parse *p)
                &c->max_position));
     c->rms_norm_eps = 1e-6;
     TRY(json_get_f64(p->j, "rms_norm_eps", &c->rms_norm_eps, p->where, p->e));
+    if (c->rms_norm_eps < 0 || c->rms_norm_eps > 1) {
+        rc = err_set(p->e, ERR_VALUE, "%s: 'rms_norm_eps' is %g; expected 0 to 1", p->where,
+                     c->rms_norm_eps);
+        goto out;
+    }
     TRY(text_of(p, p->j, "hidden_activation", c->hidden_act, sizeof c->hidden_act));
     TRY(text_of(p, p->j, "hidden_act", c->hidden_act, sizeof c->hidden_act));
     if (!*c->hidden_act) snprintf(c->hidden_act, sizeof c->hidden_act, "silu");
@@ -187,6 +192,14 @@ static int factor_list(parse *p, const json *o, const char *key, double **out, i
     return 0;
 }
 
+/* A value of another type would be passed over in silence. */
+static int object_or_none(parse *p, const json *o, const char *key)
+{
+    const json *v = json_get(o, key);
+    if (!v || cJSON_IsNull(v) || cJSON_IsObject(v)) return 0;
+    return err_set(p->e, ERR_FORMAT, "%s: '%s' must be an object or null", p->where, key);
+}
+
 /* One rope object, either spelling. */
 static int rope_object(parse *p, const json *o, rope_config *r)
 {
@@ -240,6 +253,8 @@ static int parse_rope(parse *p)
     const json *old = json_get(p->j, "rope_scaling"),
                *neu = rope_of_full_attention(json_get(p->j, "rope_parameters"));
     int rc = 0;
+    TRY(object_or_none(p, p->j, "rope_scaling"));
+    TRY(object_or_none(p, p->j, "rope_parameters"));
     TRY(json_get_f64(p->j, "partial_rotary_factor", &r->partial_rotary_factor, p->where, p->e));
     TRY(json_get_f64(p->j, "rope_theta", &old_theta, p->where, p->e));
     if (old_theta > 0) r->theta = old_theta;
@@ -399,11 +414,14 @@ out:
     return rc;
 }
 
-static void find_quant(parse *p)
+static int find_quant(parse *p)
 {
+    int rc = 0;
     ckpt_config *c = p->c;
     static const char *const keys[] = {"quantization_config", "compression_config"};
     for (size_t i = 0; i < 2 && !c->quant; i++) {
+        TRY(object_or_none(p, p->root, keys[i]));
+        TRY(object_or_none(p, json_get(p->root, "text_config"), keys[i]));
         const json *v = json_get(p->root, keys[i]);
         const char *form = "%s: %s";
         if (!cJSON_IsObject(v)) {
@@ -416,6 +434,8 @@ static void find_quant(parse *p)
                              ? arena_printf(c->mem, "%s: text_config.%s", p->where, keys[i])
                              : arena_printf(c->mem, "%s: %s", p->where, keys[i]);
     }
+out:
+    return rc;
 }
 
 int config_parse(ckpt_config *cfg, const json *raw, const json *gen, const char *where, err *e)
@@ -438,7 +458,7 @@ int config_parse(ckpt_config *cfg, const json *raw, const json *gen, const char 
     TRY(text_of(&p, raw, "model_type", cfg->model_type, sizeof cfg->model_type));
     for (size_t i = 0; i < sizeof families / sizeof *families; i++)
         if (p.j == raw && is_type(cfg, families[i].model_type)) p.fam = &families[i];
-    find_quant(&p);
+    TRY(find_quant(&p));
     TRY(parse_shapes(&p));
     TRY(check_shapes(&p));
     TRY(parse_dtype(&p));
