@@ -77,6 +77,9 @@ static int load_vocab(tok_model *m, const json *j, const char *where, err *e)
         return err_set(e, ERR_MISSING, "%s: model BPE needs the object 'vocab'", where);
     for (const json *c = v->child; c; c = c->next)
         n++;
+    if (!n)
+        return err_set(e, ERR_MISSING,
+                       "%s: 'vocab' of model BPE is empty; convert the tokenizer again", where);
     tok__vocab_reserve(&m->vocab, n + 1);
     for (const json *c = v->child; c; c = c->next) {
         double d = c->valuedouble;

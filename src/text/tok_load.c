@@ -168,6 +168,8 @@ int tok__config_load(tokenizer *t, const json *config, err *e)
     t->force_eos = add_eos && t->eos >= 0 && !(p && p->after.n);
     t->drop_bos = has && !add_bos && rebuilds_template(config) && p && p->before.n == 1 &&
                   p->before.v[0] == t->bos;
+    /* No bos_token is named anywhere, but the post-processor puts a token first: it is the BOS. */
+    if (t->bos < 0 && p && p->before.n) t->bos = p->before.v[0];
     return 0;
 }
 

@@ -252,6 +252,7 @@ static const refusal refusals[] = {
     {WHOLE("\"normalizer\":{\"type\":\"Precompiled\"}"), ERR_UNSUPPORTED, "NFC"},
     {WHOLE("\"pre_tokenizer\":{\"type\":\"UnicodeScripts\"}"), ERR_UNSUPPORTED, "ByteLevel"},
     {WHOLE("\"decoder\":{\"type\":\"CTC\"}"), ERR_UNSUPPORTED, "CTC"},
+    {"{\"model\":{\"type\":\"BPE\",\"vocab\":{},\"merges\":[]}}", ERR_MISSING, "empty"},
     {WHOLE("\"post_processor\":{\"type\":\"Other\"}"), ERR_UNSUPPORTED, "TemplateProcessing"},
     {WHOLE("\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"(\"}}"), ERR_FORMAT,
      "regular expression"},
@@ -285,7 +286,8 @@ static void malformed_files(void **state)
         assert_non_null(strstr(e.msg, "f.json"));
     }
     buf deep = {0};
-    buf_puts(&deep, "{\"model\":{\"type\":\"BPE\",\"vocab\":{},\"merges\":[]},\"normalizer\":");
+    buf_puts(&deep,
+             "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[]},\"normalizer\":");
     for (int i = 0; i < 40; i++)
         buf_puts(&deep, "{\"type\":\"Sequence\",\"normalizers\":[");
     for (int i = 0; i < 40; i++)
