@@ -517,6 +517,11 @@ int ckpt_tokenizer_json(const ckpt *c, buf *out, err *e)
     return c->is_gguf ? ckpt__gguf_tokenizer(c, out, e) : side_text(c, "tokenizer.json", out, e);
 }
 
+char *ckpt_tokenizer_where(const ckpt *c)
+{
+    return c->is_gguf ? xstrdup(ckpt_path(c)) : file_join(ckpt_path(c), "tokenizer.json");
+}
+
 int ckpt_tokenizer_config(const ckpt *c, buf *out, err *e)
 {
     return c->is_gguf ? ckpt__gguf_tokenizer_config(c, out, e)

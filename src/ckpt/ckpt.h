@@ -48,6 +48,7 @@ char *ckpt_side_file(const ckpt *c, const char *name);
 /* tokenizer.json text and tokenizer_config.json text (from the directory or made from the gguf);
  * chat template text; *out empty when there is none. */
 int ckpt_tokenizer_json(const ckpt *c, buf *out, err *e);
+char *ckpt_tokenizer_where(const ckpt *c); /* the file that holds it, for messages; xmalloc */
 int ckpt_tokenizer_config(const ckpt *c, buf *out, err *e);
 int ckpt_chat_template(const ckpt *c, buf *out, err *e);
 uint64_t ckpt_file_bytes(const ckpt *c); /* sum of weight files */

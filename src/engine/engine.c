@@ -26,12 +26,12 @@ const double engine_e2e_bounds[23] = {.3,  .5,  .8,  1,    1.5,  2,        2.5, 
 static int open_text(engine *en, err *e)
 {
     int rc = 0;
+    char *where = ckpt_tokenizer_where(en->c);
     buf js = {0}, cfg = {0}, tmpl = {0};
     TRY(ckpt_tokenizer_json(en->c, &js, e));
     TRY(ckpt_tokenizer_config(en->c, &cfg, e));
     if (js.len)
-        TRY(tokenizer_open(&en->tok, js.data, js.len, cfg.data ? cfg.data : "", cfg.len,
-                           ckpt_path(en->c), e));
+        TRY(tokenizer_open(&en->tok, js.data, js.len, cfg.data ? cfg.data : "", cfg.len, where, e));
     if (en->o.chat_template)
         TRY(file_read_all(&tmpl, en->o.chat_template, 16 << 20, e));
     else
@@ -40,6 +40,7 @@ static int open_text(engine *en, err *e)
         TRY(chat_template_open(&en->chat, tmpl.data, tmpl.len,
                                en->o.chat_template ? en->o.chat_template : ckpt_path(en->c), e));
 out:
+    free(where);
     buf_free(&js);
     buf_free(&cfg);
     buf_free(&tmpl);
