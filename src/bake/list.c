@@ -187,12 +187,12 @@ int bake__list(bake_list *l, ckpt *c, const bake_opts *o, bake_report *r, err *e
     *l = (bake_list){.mem = arena_make()};
     for (int i = 0; i < s.n; i++)
         TRY(quant_rule_make(&s.rules[i], o->ignore[i], e));
-    if (arch_find(ckpt_cfg(c), &row, NULL) == 0) {
+    err why = {0};
+    if (arch_find(ckpt_cfg(c), &row, &why) == 0) {
         TRY(from_arch(l, c, &s, e));
     } else {
-        bake__note(r,
-                   "architecture %s is not one that tare runs; linears were found by their names",
-                   ckpt_cfg(c)->architecture);
+        bake__note(r, "tare cannot run this model (%s); linears were found by their names",
+                   why.msg);
         TRY(from_names(l, c, &s, e));
     }
     add_ignore(l, "lm_head");

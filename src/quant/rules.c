@@ -59,7 +59,7 @@ int quant_rule_make(quant_rule **out, const char *text, err *e)
     } else if (class_name(text, &r->any)) {
         r->kind = QUANT_RULE_CLASS;
     } else if (!*text) {
-        rc = err_set(e, ERR_USAGE, "rule: empty text; give a module name or re:EXPRESSION");
+        rc = err_set(e, ERR_USAGE, "ignore rule: empty text; give a module name or re:EXPRESSION");
     }
     if (rc < 0) {
         quant_rule_drop(r);
