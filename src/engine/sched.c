@@ -26,10 +26,12 @@ static void release_pages(engine *en, request *r)
     r->n_pages = 0;
 }
 
-static void queued(engine *en, int64_t by)
+/* Waiting and running change together: submit reckons the room in the queue from both. */
+static void queued(engine *en, int64_t by, int64_t running)
 {
     pthread_mutex_lock(&en->lock);
     en->n_queued += by;
+    en->stats.running = running;
     en->stats.waiting = en->n_queued;
     pthread_mutex_unlock(&en->lock);
 }
@@ -39,16 +41,16 @@ static void push_front(engine *en, request *r)
     r->next = en->waiting;
     en->waiting = r;
     if (!en->waiting_last) en->waiting_last = r;
-    queued(en, 1);
+    queued(en, 1, en->n_running);
 }
 
-static request *pop_front(engine *en)
+static request *pop_front(engine *en, bool to_run)
 {
     request *r = en->waiting;
     en->waiting = r->next;
     if (!en->waiting) en->waiting_last = NULL;
     r->next = NULL;
-    queued(en, -1);
+    queued(en, -1, en->n_running + to_run);
     return r;
 }
 
@@ -87,7 +89,7 @@ static void cancel_waiting(engine *en)
             continue;
         }
         *p = r->next;
-        queued(en, -1);
+        queued(en, -1, en->n_running);
         engine__finish(en, r, FINISH_CANCELLED, -1, NULL, NULL);
         engine__request_free(r);
     }
@@ -141,7 +143,7 @@ static void admit(engine *en)
         int64_t need = pages_for(en, r->n_ids + 1) + promised(en),
                 can = kv_pool_free_pages(en->pool) + kv_pool_cached_pages(en->pool);
         if (en->n_running && need > can) return;
-        pop_front(en);
+        pop_front(en, true);
         match_prefix(en, r);
         en->running[en->n_running++] = r;
         if (r->started) continue; /* back after a preemption: counted already */
@@ -423,7 +425,7 @@ static void abandon(engine *en)
         retire(en, en->running[0]);
     }
     while (en->waiting) {
-        request *r = pop_front(en);
+        request *r = pop_front(en, false);
         engine__finish(en, r, FINISH_CANCELLED, -1, NULL, NULL);
         engine__request_free(r);
     }
