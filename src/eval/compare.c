@@ -214,8 +214,9 @@ static void judge_chance(compare_task *t, const pairs *p, double chance)
                  "the baseline solves none of the items: no loss can show");
     else
         snprintf(t->reason, sizeof t->reason,
-                 "the baseline (%.1f %%) is not above chance (%.1f %%): no loss can show",
-                 100 * t->baseline, 100 * chance);
+                 "the baseline (%.1f %%) is not above chance (%.1f %%) on %lld items beyond doubt: "
+                 "no loss can show",
+                 100 * t->baseline, 100 * chance, (long long)t->n);
 }
 
 static void judge_truncation(compare_task *t, const pairs *p)

@@ -94,6 +94,8 @@ typedef struct task_run {
     const eval_opts *o;
     asker ask;
     task_item *items;
+    task_item *left_out; /* what --limit left out: classify finds its labels in the whole file */
+    int64_t n_left_out;
     int64_t n;
     arena *mem;
     const char *labels[2]; /* classify: positive, negative */

@@ -158,7 +158,16 @@ void compare_json(const compare_result *r, jw *w)
     jw_f64(w, r->pooled_ci95_pp[1]);
     jw_end_arr(w);
     jw_end_obj(w);
-    if (r->has_ppl) ppl_json(r, w);
+    if (r->has_ppl) {
+        ppl_json(r, w);
+    } else { /* no text was given: the keys stand all the same */
+        jw_key(w, "perplexity");
+        jw_null(w);
+        jw_key(w, "kl");
+        jw_null(w);
+        jw_key(w, "top1");
+        jw_null(w);
+    }
     jw_key(w, "baseline");
     side_json(&r->base, w);
     jw_key(w, "candidate");
@@ -203,9 +212,10 @@ static void task_text(const compare_task *t, buf *out)
                    (long long)t->truncated_base, (long long)t->truncated_cand);
 }
 
-static void row(buf *out, const char *what, double base, double cand, const char *unit)
+static void row(buf *out, const char *what, int decimals, double base, double cand,
+                const char *unit)
 {
-    buf_printf(out, "%-26s %14.6g %14.6g %-6s", what, base, cand, unit);
+    buf_printf(out, "%-26s %14.*f %14.*f %-6s", what, decimals, base, decimals, cand, unit);
     if (base > 0 && isfinite(cand)) buf_printf(out, " x %.3f", cand / base);
     buf_putc(out, '\n');
 }
@@ -221,15 +231,15 @@ void compare_print(const compare_result *r, buf *out)
             task_text(&r->tasks[i], out);
     }
     buf_printf(out, "\n%-26s %14s %14s\n", "", "baseline", "candidate");
-    row(out, "weights", (double)r->base.weight_bytes / 1e6, (double)r->cand.weight_bytes / 1e6,
+    row(out, "weights", 2, (double)r->base.weight_bytes / 1e6, (double)r->cand.weight_bytes / 1e6,
         "MB");
-    row(out, "KV a token", (double)r->base.kv_bytes_per_token, (double)r->cand.kv_bytes_per_token,
-        "bytes");
-    row(out, "load", r->base.load_seconds, r->cand.load_seconds, "s");
-    row(out, "TTFT, 128 tokens", r->speed_base_ttft_ms, r->speed_cand_ttft_ms, "ms");
-    row(out, "TPOT", r->speed_base_tpot_ms, r->speed_cand_tpot_ms, "ms");
+    row(out, "KV a token", 0, (double)r->base.kv_bytes_per_token,
+        (double)r->cand.kv_bytes_per_token, "bytes");
+    row(out, "load", 2, r->base.load_seconds, r->cand.load_seconds, "s");
+    row(out, "TTFT, 128 tokens", 1, r->speed_base_ttft_ms, r->speed_cand_ttft_ms, "ms");
+    row(out, "TPOT", 2, r->speed_base_tpot_ms, r->speed_cand_tpot_ms, "ms");
     if (r->has_ppl) {
-        row(out, "perplexity", r->ppl_base.perplexity, r->ppl_cand.perplexity, "");
+        row(out, "perplexity", 4, r->ppl_base.perplexity, r->ppl_cand.perplexity, "");
         buf_printf(out, "%-26s mean %.3g, median %.3g, p99 %.3g, max %.3g over %lld tokens\n",
                    "KL divergence", r->kl_mean, r->kl_p50, r->kl_p99, r->kl_max,
                    (long long)r->kl_tokens);

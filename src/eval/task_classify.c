@@ -53,16 +53,17 @@ static int found_labels(task_run *r, err *e)
 {
     const char *l[2] = {NULL, NULL};
     double sum[2] = {0}, n[2] = {0};
-    for (int64_t i = 0; i < r->n; i++) {
-        const char *s = json_get(r->items[i].j, "label")->valuestring;
+    for (int64_t i = 0; i < r->n + r->n_left_out; i++) {
+        const task_item *it = i < r->n ? &r->items[i] : &r->left_out[i - r->n];
+        const char *s = json_get(it->j, "label")->valuestring;
         int k = !l[0] || !strcmp(l[0], s) ? 0 : 1;
         if (l[k] && strcmp(l[k], s))
             return err_set(e, ERR_FORMAT,
                            "%s:%lld: a third label '%s' beside '%s' and '%s'; classify takes two "
                            "classes (more: write the items as choices)",
-                           r->file, (long long)r->items[i].line, s, l[0], l[1]);
+                           r->file, (long long)it->line, s, l[0], l[1]);
         l[k] = s;
-        const json *p = json_get(r->items[i].j, "p_positive");
+        const json *p = json_get(it->j, "p_positive");
         if (cJSON_IsNumber(p)) {
             sum[k] += p->valuedouble;
             n[k]++;

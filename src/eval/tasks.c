@@ -81,11 +81,12 @@ static void thin(task_run *r, int64_t limit)
 {
     if (limit <= 0 || limit >= r->n) return;
     int64_t n = r->n, next = 0;
+    r->left_out = xcalloc((size_t)(n - limit), sizeof *r->left_out);
     for (int64_t i = 0; i < n; i++) {
         if (next < limit && i == next * n / limit)
             r->items[next++] = r->items[i];
         else
-            json_drop(r->items[i].j);
+            r->left_out[r->n_left_out++] = r->items[i];
     }
     r->n = limit;
 }
@@ -128,6 +129,11 @@ void eval__free_items(task_run *r)
         json_drop(it->j);
     }
     free(r->items);
+    for (int64_t i = 0; i < r->n_left_out; i++)
+        json_drop(r->left_out[i].j);
+    free(r->left_out);
+    r->left_out = NULL;
+    r->n_left_out = 0;
     r->items = NULL;
     r->n = 0;
 }

@@ -401,6 +401,17 @@ static void test_report(void **state)
     assert_non_null(strstr(b.data, "verdict: confirm"));
     assert_non_null(strstr(b.data, "top-1 agreement"));
     compare_free(&r);
+    /* Without a text the three keys are there and null. */
+    o.perplexity = NULL;
+    r = run(&o);
+    b.len = 0;
+    jw_init(&w, &b, 0);
+    compare_json(&r, &w);
+    CHECK_OK(json_parse(&j, b.data, b.len, "report", &e));
+    for (size_t i = 3; i < 6; i++)
+        assert_true(cJSON_IsNull(cJSON_GetObjectItem(j, keys[i])));
+    json_drop(j);
+    compare_free(&r);
     buf_free(&b);
 }
 

@@ -442,6 +442,12 @@ static void test_classify(void **state)
     assert_true(r.items[0].score > 0.5);
     assert_int_equal(r.n_correct, 2);
     eval_task_free(&r);
+    o.labels = NULL;
+    o.limit = 1; /* both labels are known though one item is asked */
+    CHECK_OK(eval_task_run(en, lines(f), &o, &r, &e));
+    assert_int_equal(r.n, 1);
+    assert_string_equal(r.items[0].answer, "neg");
+    eval_task_free(&r);
     o.labels = "pos";
     CHECK_ERR(eval_task_run(en, lines(f), &o, &r, &e), ERR_USAGE, "--labels");
 }
