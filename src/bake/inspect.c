@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "bake/bake_int.h"
+#include "ckpt/gguf.h"
 #include "model/arch.h"
 
 typedef struct scan {
@@ -95,7 +96,7 @@ static void write_block_tensor(scan *s, jw *w, const ckpt_tensor *t)
     s->params += elements(t);
     jw_obj(w);
     jw_kstr(w, "name", t->name);
-    jw_kstr(w, "spec", "gguf block type");
+    jw_kstr(w, "spec", t->gguf->name);
     jw_ki64(w, "bytes", (int64_t)t->bytes);
     jw_end_obj(w);
 }
@@ -279,8 +280,8 @@ int bake_inspect(const char *model, jw *w, err *e)
     jw_kbool(w, "tied", cfg->tie_embeddings);
     write_rules(&s, w);
     buf origin = {0};
-    bake__origin(s.c, &origin);
-    jw_kstr(w, "origin", origin.len ? origin.data : ckpt_origin(s.c));
+    ckpt_origin_words(s.c, &origin);
+    jw_kstr(w, "origin", origin.data);
     buf_free(&origin);
     write_warnings(&s, w, &quant);
     jw_end_obj(w);

@@ -431,6 +431,30 @@ const char *ckpt_origin(const ckpt *c)
     return c->origin;
 }
 
+void ckpt_origin_words(const ckpt *c, buf *out)
+{
+    json *j = NULL;
+    if (ckpt_is_gguf(c)) {
+        buf_printf(out, "GGUF %s", ckpt_gguf_types(c));
+        return;
+    }
+    if (!c->origin) return;
+    if (json_parse(&j, c->origin, strlen(c->origin), "origin", NULL) < 0 || !cJSON_IsObject(j)) {
+        buf_puts(out, c->origin);
+        json_drop(j);
+        return;
+    }
+    const json *types = json_get(j, "gguf_types"), *file = json_get(j, "file");
+    if (cJSON_IsString(types) && cJSON_IsString(file)) {
+        buf_printf(out, "GGUF %s (%s)", types->valuestring, file->valuestring);
+    } else {
+        for (const json *x = j->child; x; x = x->next)
+            if (cJSON_IsString(x))
+                buf_printf(out, "%s%s %s", out->len ? ", " : "", x->string, x->valuestring);
+    }
+    json_drop(j);
+}
+
 /* Row of the file that holds row r of the HF tensor: llama's q and k are stored with the two halves
  * of each head interleaved, row h*D + 2*i + half in the file is row h*D + half*D/2 + i of the HF
  * tensor. */

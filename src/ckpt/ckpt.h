@@ -55,6 +55,7 @@ uint64_t ckpt_file_bytes(const ckpt *c); /* sum of weight files */
 /* What tare recorded about where this checkpoint came from (tare_origin in config.json: e.g.
  * {"gguf_types": "Q4_1 …", "file": …}); NULL when nothing is recorded. */
 const char *ckpt_origin(const ckpt *c);
+void ckpt_origin_words(const ckpt *c, buf *out); /* the same for people; "" when unknown */
 
 /* Writer of a model directory. Everything goes to OUT.tmp-<pid> and is renamed to OUT at commit,
  * so OUT exists whole or not at all. Shards are closed at max_shard_bytes (5e9 default, 0). */

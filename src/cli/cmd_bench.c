@@ -116,8 +116,8 @@ static int roof(const opts *o, const engine_info *info, bench_result *r, err *e)
     int rc = 0;
     TRY(cpu_parse(o->v[OPT_cpu_features].s, &k.cpu_features, e));
     TRY(kern_open(&d, &k, e));
-    r->bandwidth = kern_measure_bandwidth(d, (size_t)info->weight_bytes);
-    r->read_gbs = (double)info->weight_bytes / (r->tpot_ms / 1e3) / 1e9;
+    r->bandwidth = kern_measure_bandwidth(d, (size_t)info->linear_bytes);
+    r->read_gbs = (double)info->linear_bytes / (r->tpot_ms / 1e3) / 1e9;
 out:
     kern_close(d);
     return rc;
@@ -158,7 +158,7 @@ static void print(const opts *o, const engine_info *info, const bench_result *r)
                    r->ttft_ms, r->prefill, r->tpot_ms, r->decode);
         buf_printf(
             &b, "weights read %.1f GB/s of %.1f GB/s measured for %.0f MB: %.0f %% of the roof\n",
-            r->read_gbs, r->bandwidth, (double)info->weight_bytes / 1e6, 100 * share);
+            r->read_gbs, r->bandwidth, (double)info->linear_bytes / 1e6, 100 * share);
     }
     cli_print(&b);
     buf_free(&b);

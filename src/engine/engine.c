@@ -262,13 +262,15 @@ static void describe(engine *en, const kv_format *kv, kern_act act)
              kern_act_name(act));
     snprintf(i->kv_dtype, sizeof i->kv_dtype, "%s", kv->name);
     snprintf(i->device, sizeof i->device, "cpu: %.50s", cpu_model_name());
-    const char *origin = ckpt_is_gguf(en->c) ? ckpt_gguf_types(en->c) : ckpt_origin(en->c);
-    snprintf(i->origin, sizeof i->origin, "%s%s", ckpt_is_gguf(en->c) ? "GGUF: " : "",
-             origin ? origin : "");
-    i->weight_bytes = mb.prepared;
+    buf origin = {0};
+    ckpt_origin_words(en->c, &origin);
+    snprintf(i->origin, sizeof i->origin, "%s", origin.data ? origin.data : "");
+    buf_free(&origin);
+    i->weight_bytes = mb.prepared + mb.other;
+    i->linear_bytes = mb.prepared;
     i->weight_file_bytes = mb.file.total;
     i->workspace_bytes = mb.workspace + logits_bytes(en);
-    i->actual_bytes = mb.prepared + mb.other + i->workspace_bytes;
+    i->actual_bytes = i->weight_bytes + i->workspace_bytes;
     i->max_len = en->max_len;
     i->max_running = en->max_running;
     i->vocab = en->vocab;
@@ -289,6 +291,25 @@ static int64_t native_len(const ckpt_config *c)
     return n < (double)(INT32_MAX / 2) ? (int64_t)n : INT32_MAX / 2;
 }
 
+/* --quantization compressed-tensors, as other engines spell it: asserts how the checkpoint is
+ * written and says nothing about the scheme. */
+static int dialect_assertion(engine *en, err *e)
+{
+    const char *want = en->o.quantization, *have = en->q->dialect->name;
+    const quant_dialect *d = NULL;
+    for (int i = 0; want && i < quant_n_dialects; i++)
+        if (!strcmp(want, quant_dialects[i]->name)) d = quant_dialects[i];
+    if (!d) return 0;
+    if (d != en->q->dialect)
+        return err_set(e, ERR_USAGE,
+                       "--quantization %s: %s is %s; leave the option out, or name a scheme such "
+                       "as fp8 or w:int4,g128",
+                       want, en->o.model, strcmp(have, "plain") ? have : "not quantized");
+    free((void *)(uintptr_t)want);
+    en->o.quantization = NULL;
+    return 0;
+}
+
 static int load(engine *en, err *e)
 {
     int rc = 0;
@@ -303,6 +324,7 @@ static int load(engine *en, err *e)
     TRY(cpu_parse(en->o.cpu_features ? en->o.cpu_features : "auto", &ko.cpu_features, e));
     TRY(ckpt_open(&en->c, en->o.model, e));
     TRY(quant_open(&en->q, en->c, e));
+    TRY(dialect_assertion(en, e));
     TRY(resolve_kv(en, act, &kv, e));
     const ckpt_config *cfg = ckpt_cfg(en->c);
     for (int i = 0; i < cfg->n_warnings; i++)

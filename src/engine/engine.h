@@ -163,8 +163,10 @@ typedef struct engine_info {
     char activation[64]; /* how activations ran: "int8 per 32 along K (auto)" … */
     char kv_dtype[24];
     char device[64];
-    char origin[256]; /* where the checkpoint came from, "" if not recorded */
-    uint64_t weight_bytes, weight_file_bytes, kv_bytes_per_token, kv_pool_bytes, workspace_bytes;
+    char origin[256];      /* where the checkpoint came from, "" if not recorded */
+    uint64_t weight_bytes; /* resident: linears as prepared, embeddings, norms, tables */
+    uint64_t linear_bytes; /* the linears alone: what decoding one token reads */
+    uint64_t weight_file_bytes, kv_bytes_per_token, kv_pool_bytes, workspace_bytes;
     uint64_t predicted_bytes, actual_bytes;
     int64_t kv_tokens, max_len, max_running, vocab;
     double load_seconds;

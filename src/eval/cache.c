@@ -244,6 +244,7 @@ bool eval__cache_get_task(const char *dir, const cache_key *k, eval_task_result 
     X(model) X(architecture) X(spec) X(activation) X(kv_dtype) X(device) X(origin) X(cpu_features)
 #define INFO_U64(X)                                                                                \
     X(weight_bytes)                                                                                \
+    X(linear_bytes)                                                                                \
     X(weight_file_bytes)                                                                           \
     X(kv_bytes_per_token) X(kv_pool_bytes) X(workspace_bytes) X(predicted_bytes) X(actual_bytes)
 #define INFO_I64(X) X(kv_tokens) X(max_len) X(max_running) X(vocab)

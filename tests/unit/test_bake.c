@@ -143,6 +143,14 @@ static void test_round_trips(void **state)
         assert_string_equal(json_get(j, "keep_me")->valuestring, "as it is");
         assert_non_null(json_get(json_get(j, "tare_origin"), "dequantized_from"));
         json_drop(j);
+        ckpt *again = NULL;
+        buf words = {0};
+        CHECK_OK(ckpt_open(&again, plain, &e));
+        ckpt_origin_words(again, &words);
+        assert_memory_equal(words.data, "dequantized_from ", 17);
+        assert_null(strchr(words.data, '{'));
+        buf_free(&words);
+        ckpt_close(again);
         j = config_of(out);
         assert_string_equal(json_get(j, "dtype")->valuestring, "bfloat16");
         assert_string_equal(
