@@ -4,6 +4,22 @@
 #include <stdio.h>
 #include <string.h>
 
+static void items_json(const eval_task_result *t, jw *w)
+{
+    jw_key(w, "items");
+    jw_arr(w);
+    for (int64_t i = 0; i < t->n; i++) {
+        jw_obj(w);
+        jw_kbool(w, "correct", t->items[i].correct);
+        jw_kbool(w, "truncated", t->items[i].truncated);
+        jw_kbool(w, "unparsed", t->items[i].unparsed);
+        jw_kf64(w, "score", t->items[i].score);
+        jw_kstr(w, "answer", t->items[i].answer);
+        jw_end_obj(w);
+    }
+    jw_end_arr(w);
+}
+
 static void task_json(const eval_task_result *t, bool items, jw *w)
 {
     jw_obj(w);
@@ -14,20 +30,7 @@ static void task_json(const eval_task_result *t, bool items, jw *w)
     jw_ki64(w, "correct", t->n_correct);
     jw_ki64(w, "truncated", t->n_truncated);
     jw_ki64(w, "unparsed", t->n_unparsed);
-    if (items) {
-        jw_key(w, "items");
-        jw_arr(w);
-        for (int64_t i = 0; i < t->n; i++) {
-            jw_obj(w);
-            jw_kbool(w, "correct", t->items[i].correct);
-            jw_kbool(w, "truncated", t->items[i].truncated);
-            jw_kbool(w, "unparsed", t->items[i].unparsed);
-            jw_kf64(w, "score", t->items[i].score);
-            jw_kstr(w, "answer", t->items[i].answer);
-            jw_end_obj(w);
-        }
-        jw_end_arr(w);
-    }
+    if (items) items_json(t, w);
     jw_end_obj(w);
 }
 
@@ -104,18 +107,7 @@ static void eval_json(const opts *o, const eval_opts *ev, const eval_all *all, b
         jw_ki64(&w, "n", t->n);
         jw_kf64(&w, "accuracy", t->accuracy);
         jw_ki64(&w, "truncated", t->n_truncated);
-        if (o->v[OPT_items].given) {
-            jw_key(&w, "items");
-            jw_arr(&w);
-            for (int64_t i = 0; i < t->n; i++) {
-                jw_obj(&w);
-                jw_kbool(&w, "correct", t->items[i].correct);
-                jw_kf64(&w, "score", t->items[i].score);
-                jw_kstr(&w, "answer", t->items[i].answer);
-                jw_end_obj(&w);
-            }
-            jw_end_arr(&w);
-        }
+        if (o->v[OPT_items].given) items_json(t, &w);
     } else if (n == 1) {
         jw_kstr(&w, "task", ev->perplexity);
         jw_ki64(&w, "n", all->ppl.n_tokens);

@@ -3,6 +3,7 @@
 #include "cli/options.h"
 #include "base/file.h"
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* Value at a dotted path, NULL if any part is absent. */
@@ -75,11 +76,34 @@ static void row(buf *b, const json *root, const char *side, const char *name, bo
     buf_printf(b, " %-14s |\n", cand ? text_at(root, "verdict") : "baseline");
 }
 
+/* --json: the comparisons themselves, in one object. */
+static int all_json(const opts *o, err *e)
+{
+    int rc = 0;
+    json *root = NULL, *all = cJSON_CreateObject(), *list = cJSON_AddArrayToObject(all, "reports");
+    for (int i = 0; i < o->n_args; i++) {
+        TRY(json_parse_file(&root, o->args[i], e));
+        cJSON_AddItemToArray(list, root);
+        root = NULL;
+    }
+    char *text = cJSON_PrintUnformatted(all);
+    buf b = {0};
+    buf_printf(&b, "%s\n", text ? text : "{}");
+    cli_print(&b);
+    buf_free(&b);
+    free(text);
+    rc = 0;
+out:
+    json_drop(all);
+    return rc;
+}
+
 int cmd_report(const opts *o, err *e)
 {
     int rc = 0;
     buf b = {0};
     json *root = NULL;
+    if (o->n_args && o->v[OPT_json].given) return all_json(o, e);
     if (!o->n_args) return err_set(e, ERR_USAGE, "no file given: `tare report COMPARE.json …`");
     buf_puts(
         &b,

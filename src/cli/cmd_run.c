@@ -75,29 +75,23 @@ static int encode_turn(const opts *o, engine *en, const json *messages, const ch
     return engine_chat_ids(en, messages, NULL, true, out, e);
 }
 
-static void print_json(const gen_result *r)
+static void answer_json(const gen_result *r, jw *w)
 {
-    buf b = {0};
-    jw w;
-    jw_init(&w, &b, 0);
-    jw_obj(&w);
-    jw_key(&w, "text");
-    jw_strn(&w, r->text.data ? r->text.data : "", r->text.len);
-    jw_kstr(&w, "finish_reason", reason_text(r->reason));
-    jw_ki64(&w, "prompt_tokens", r->prompt_tokens);
-    jw_ki64(&w, "cached_tokens", r->cached_tokens);
-    jw_ki64(&w, "output_tokens", r->output_tokens);
-    jw_kf64(&w, "ttft_ms", r->ttft_s * 1e3);
-    jw_kf64(&w, "tpot_ms",
+    jw_obj(w);
+    jw_key(w, "text");
+    jw_strn(w, r->text.data ? r->text.data : "", r->text.len);
+    jw_kstr(w, "finish_reason", reason_text(r->reason));
+    jw_ki64(w, "prompt_tokens", r->prompt_tokens);
+    jw_ki64(w, "cached_tokens", r->cached_tokens);
+    jw_ki64(w, "output_tokens", r->output_tokens);
+    jw_kf64(w, "ttft_ms", r->ttft_s * 1e3);
+    jw_kf64(w, "tpot_ms",
             r->output_tokens > 1 ? (r->total_s - r->ttft_s) * 1e3 / (double)(r->output_tokens - 1)
                                  : 0);
-    jw_end_obj(&w);
-    buf_putc(&b, '\n');
-    cli_print(&b);
-    buf_free(&b);
+    jw_end_obj(w);
 }
 
-static int one_turn(const opts *o, engine *en, json *messages, const char *text, err *e)
+static int one_turn(const opts *o, engine *en, json *messages, const char *text, jw *w, err *e)
 {
     int rc = 0;
     ids prompt = {0};
@@ -107,9 +101,10 @@ static int one_turn(const opts *o, engine *en, json *messages, const char *text,
     TRY(answer(o, en, &prompt, &r, e));
     add_message(messages, "assistant", r.text.data ? r.text.data : "");
     if (o->v[OPT_json].given) {
-        print_json(&r);
+        answer_json(&r, w);
     } else {
         putchar('\n');
+        fflush(stdout); /* before the line on standard error, where both go to one place */
         double tpot =
             r.output_tokens > 1 ? (r.total_s - r.ttft_s) / (double)(r.output_tokens - 1) : 0;
         log_info("%lld prompt tokens (%lld cached), %lld generated, TTFT %.1f ms, TPOT %.2f ms, "
@@ -124,7 +119,7 @@ out:
     return rc;
 }
 
-static int converse(const opts *o, engine *en, json *messages, err *e)
+static int converse(const opts *o, engine *en, json *messages, jw *w, err *e)
 {
     int rc = 0;
     char *line = NULL;
@@ -138,7 +133,7 @@ static int converse(const opts *o, engine *en, json *messages, err *e)
         while (n > 0 && (line[n - 1] == '\n' || line[n - 1] == '\r'))
             line[--n] = 0;
         if (n == 0) break;
-        TRY(one_turn(o, en, messages, line, e));
+        TRY(one_turn(o, en, messages, line, w, e));
     }
     rc = 0;
 out:
@@ -152,18 +147,32 @@ int cmd_run(const opts *o, err *e)
     engine *en = NULL;
     engine_opts eo;
     const char *model;
+    buf out = {0}; /* --json: printed when all is well, one object */
+    jw w;
     json *messages = cJSON_CreateArray();
     TRY(opts_model(o, &model, e));
     opts_engine(o, o->v, model, &eo);
     eo.max_running = 1;
     TRY(engine_open(&en, &eo, e));
     if (o->v[OPT_system].given) add_message(messages, "system", o->v[OPT_system].s);
-    if (o->v[OPT_prompt].given)
-        TRY(one_turn(o, en, messages, o->v[OPT_prompt].s, e));
-    else
-        TRY(converse(o, en, messages, e));
+    jw_init(&w, &out, 0);
+    if (o->v[OPT_prompt].given) {
+        TRY(one_turn(o, en, messages, o->v[OPT_prompt].s, &w, e));
+    } else {
+        jw_obj(&w);
+        jw_key(&w, "turns");
+        jw_arr(&w);
+        TRY(converse(o, en, messages, &w, e));
+        jw_end_arr(&w);
+        jw_end_obj(&w);
+    }
+    if (o->v[OPT_json].given) {
+        buf_putc(&out, '\n');
+        cli_print(&out);
+    }
     rc = 0;
 out:
+    buf_free(&out);
     json_drop(messages);
     engine_close(en, 0);
     return rc;

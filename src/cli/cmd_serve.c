@@ -22,7 +22,8 @@ int cmd_serve(const opts *o, err *e)
                     .n_names = o->v[OPT_served_name].n_list,
                     .api_key = o->v[OPT_api_key].given ? o->v[OPT_api_key].s : NULL,
                     .drain_seconds = o->v[OPT_drain].f,
-                    .max_body_bytes = o->v[OPT_max_body].i};
+                    .max_body_bytes = o->v[OPT_max_body].i,
+                    .json = o->v[OPT_json].given};
     opts_engine(o, o->v, model, &eo);
     TRY(engine_open(&en, &eo, e));
     char *report = engine_report(en);

@@ -99,3 +99,21 @@ void cli_print(const buf *b)
     if (b->len) fwrite(b->data, 1, b->len, stdout);
     fflush(stdout);
 }
+
+void cli_print_text(const opts *o, const buf *b)
+{
+    if (!o->v[OPT_json].given) {
+        cli_print(b);
+        return;
+    }
+    buf out = {0};
+    jw w;
+    jw_init(&w, &out, 0);
+    jw_obj(&w);
+    jw_key(&w, "text");
+    jw_strn(&w, b->data ? b->data : "", b->len);
+    jw_end_obj(&w);
+    buf_putc(&out, '\n');
+    cli_print(&out);
+    buf_free(&out);
+}

@@ -3,7 +3,18 @@
 #include "base/log.h"
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+
+/* Whether --json was given, also on a command line that could not be parsed. */
+static bool wants_json(int argc, char **argv)
+{
+    const char *env = getenv("TARE_JSON");
+    bool found = env && *env && strcmp(env, "0");
+    for (int i = 1; i < argc && strcmp(argv[i], "--"); i++)
+        found |= !strcmp(argv[i], "--json");
+    return found;
+}
 
 int main(int argc, char **argv)
 {
@@ -14,7 +25,7 @@ int main(int argc, char **argv)
     if (rc == 0 && o.v[OPT_help].given) {
         buf b = {0};
         opts_help(o.cmd == CMDI_help ? NULL : &commands[o.cmd], &b);
-        cli_print(&b);
+        cli_print_text(&o, &b);
         buf_free(&b);
     } else if (rc == 0) {
         if (o.v[OPT_quiet].given) log_set_level(LOG_WARN);
@@ -25,7 +36,7 @@ int main(int argc, char **argv)
     }
     if (rc < 0) {
         fprintf(stderr, "tare: error: %s\n", e.msg);
-        if (argc >= 2 && o.v[OPT_json].given) {
+        if (wants_json(argc, argv)) {
             buf b = {0};
             jw w;
             jw_init(&w, &b, 0);

@@ -5,6 +5,7 @@
  * value are the same; a short flag takes its value as the next word. */
 #include "cli/options.h"
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -210,6 +211,7 @@ static int parse_short(opts *o, int argc, char **argv, int *i, err *e)
 static int parse_command(opts *o, const char *word, err *e)
 {
     if (!strcmp(word, "--help") || !strcmp(word, "-h")) word = "help";
+    if (!strcmp(word, "--version") || !strcmp(word, "-V")) word = "version";
     for (int c = 0; c < CMDI_COUNT; c++)
         if (!strcmp(commands[c].name, word)) {
             o->cmd = (cmd_id)c;
@@ -221,6 +223,20 @@ static int parse_command(opts *o, const char *word, err *e)
     int rc = err_set(e, ERR_USAGE, "unknown command '%s'; the commands are %s", word, names.data);
     buf_free(&names);
     return rc;
+}
+
+/* A word too many is a mistake that would otherwise pass unseen (`tare run MODEL Hello`). */
+static int check_count(const opts *o, err *e)
+{
+    int most = o->cmd == CMDI_report    ? INT_MAX
+               : o->cmd == CMDI_version ? 0
+               : o->cmd == CMDI_compare || o->cmd == CMDI_tokenize || o->cmd == CMDI_detokenize ? 2
+                                                                                                : 1;
+    bool model = commands[o->cmd].bit & CMD_HASMODEL && o->v[OPT_model].given;
+    if (model && o->cmd != CMDI_compare) most--;
+    if (o->n_args <= most) return 0;
+    return err_set(e, ERR_USAGE, "'%s' is one argument too many: `tare %s %s`", o->args[most],
+                   commands[o->cmd].name, commands[o->cmd].args);
 }
 
 int opts_parse(opts *o, int argc, char **argv, err *e)
@@ -244,6 +260,7 @@ int opts_parse(opts *o, int argc, char **argv, err *e)
         else
             TRY(parse_short(o, argc, argv, &i, e));
     }
+    TRY(check_count(o, e));
 out:
     return rc;
 }

@@ -69,4 +69,6 @@ int opts_model(const opts *o, const char **model, err *e); /* --model or the fir
 void opts_engine(const opts *o, const opt_val *v, const char *model, engine_opts *out);
 int opts_eval(const opts *o, eval_opts *out, err *e); /* lists allocated in o->mem */
 void cli_print(const buf *b);                         /* whole buffer to stdout */
+/* Text for people; with --json an object with that text. */
+void cli_print_text(const opts *o, const buf *b);
 #endif

@@ -16,9 +16,10 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include "base/version.h"
 #include "serve/serve.h"
 
-#define SERVE_VERSION       "0.1.0"
+#define SERVE_VERSION       TARE_VERSION
 #define SERVE_MAX_CHOICES   4096 /* prompts x n of one request */
 #define SERVE_MAX_N         128
 #define SERVE_WINDOW        32      /* choices of one request inside the engine at a time */

@@ -259,6 +259,24 @@ static void drain_and_wait(server *s)
         }
 }
 
+static void say_json(const server *s, bool v6)
+{
+    char url[320];
+    buf b = {0};
+    jw w;
+    snprintf(url, sizeof url, "http://%s%s%s:%d", v6 ? "[" : "", s->o.host, v6 ? "]" : "", s->port);
+    jw_init(&w, &b, 0);
+    jw_obj(&w);
+    jw_kstr(&w, "url", url);
+    jw_ki64(&w, "port", s->port);
+    jw_ki64(&w, "pid", getpid());
+    jw_end_obj(&w);
+    buf_putc(&b, '\n');
+    fwrite(b.data, 1, b.len, stdout);
+    fflush(stdout);
+    buf_free(&b);
+}
+
 int serve_run(engine *en, const serve_opts *o, err *e)
 {
     server *s = NULL;
@@ -270,6 +288,7 @@ int serve_run(engine *en, const serve_opts *o, err *e)
     fprintf(stderr, "listening on http://%s%s%s:%d\n", v6 ? "[" : "", s->o.host, v6 ? "]" : "",
             s->port);
     fflush(stderr);
+    if (s->o.json) say_json(s, v6);
     while (!signal_wait(-1)) {
     }
     drain_and_wait(s);

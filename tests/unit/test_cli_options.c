@@ -32,6 +32,19 @@ static void every_command_has_help(void **state)
     }
 }
 
+static void the_version_is_asked_in_three_ways(void **state)
+{
+    (void)state;
+    static char *const words[] = {"version", "--version", "-V"};
+    for (int i = 0; i < 3; i++) {
+        opts o;
+        err e = {0};
+        CHECK_OK(parse(&o, &e, 1, words[i]));
+        assert_int_equal(o.cmd, CMDI_version);
+        opts_free(&o);
+    }
+}
+
 static void completions_name_every_command(void **state)
 {
     (void)state;
@@ -112,6 +125,8 @@ static void mistakes_are_named(void **state)
         {"inspect", "--port", "1", "belongs to `tare serve`"},
         {"serve", "--strict=1", "", "takes no value"},
         {"serve", "M", "--port", "needs a value"},
+        {"run", "M", "Hello", "'Hello' is one argument too many"},
+        {"inspect", "--model=M", "N", "'N' is one argument too many"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         opts o;
@@ -130,6 +145,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_command_has_help),
+        cmocka_unit_test(the_version_is_asked_in_three_ways),
         cmocka_unit_test(completions_name_every_command),
         cmocka_unit_test(values_aliases_and_defaults),
         cmocka_unit_test(baseline_options_are_apart),
