@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""docs/ERRORS.md and docs/SUPPORT.md from the program's own tables (X-macro files and registries)."""
-import os, re
+"""docs/ERRORS.md and docs/SUPPORT.md from the program's own tables (X-macro files and registries).
+With --check nothing is written: the names of those that are out of date are printed."""
+import os, re, sys
 
 os.chdir(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -24,7 +25,7 @@ out = ["# Errors", "", "Made from src/base/errors.def by `make docs`. A function
        "| code | name | HTTP | meaning |", "|---|---|---|---|"]
 for i, (name, http, text) in enumerate(re.findall(r'^ERR\((\w+), (\d+), "([^"]*)"\)', read("src/base/errors.def"), re.M), 1):
     out.append(f"| {i} | {name} | {http} | {text} |")
-open("docs/ERRORS.md", "w", encoding="utf-8").write("\n".join(out) + "\n")
+made = {"docs/ERRORS.md": "\n".join(out) + "\n"}
 
 s = ["# Support", "", "Made from the program's registries by `make docs`.", "", "## Element types", "", "| name | bits | largest | what |", "|---|---|---|---|"]
 for name, bits, mx, doc in re.findall(r'^DTYPE\(\w+, "([^"]*)", "[^"]*", (\d+), \w, ([^,]+), "([^"]*)"\)', read("src/num/dtypes.def"), re.M):
@@ -47,4 +48,9 @@ for f in sorted(os.listdir("src/quant")):
         v = strings(m)
         s.append(f"| {v[0]} | {v[1] if len(v) > 1 else ''} |")
 s += ["", "## GGUF block types (read)", "", ", ".join(re.findall(r'\{\d+, "(\w+)"', read("src/ckpt/gguf_types.c"))), ""]
-open("docs/SUPPORT.md", "w", encoding="utf-8").write("\n".join(s) + "\n")
+made["docs/SUPPORT.md"] = "\n".join(s) + "\n"
+for path, text in made.items():
+    if "--check" not in sys.argv:
+        open(path, "w", encoding="utf-8").write(text)
+    elif read(path) != text:
+        print(path)
