@@ -44,7 +44,10 @@ static int fill_rows(const opts *o, plan_job *j, err *e)
 {
     bool quantized = strcmp(j->q->dialect->name, "plain") != 0;
     j->rows = arena_alloc(o->mem, sizeof *j->rows * (size_t)(qspec_n_presets + 2));
-    int rc = add_row(j, quantized ? "as stored" : "16-bit (as stored)", NULL, e);
+    const char *first = quantized               ? "as stored"
+                        : ckpt_is_gguf(j->q->c) ? "gguf, run as bf16"
+                                                : "unquantized";
+    int rc = add_row(j, first, NULL, e);
     if (rc < 0 || quantized) return rc;
     if (o->v[OPT_scheme].given) return add_row(j, o->v[OPT_scheme].s, o->v[OPT_scheme].s, e);
     for (int i = 0; i < qspec_n_presets && rc >= 0; i++)

@@ -326,10 +326,13 @@ void opts_markdown(buf *out)
         buf_printf(out, "| `%s` | `%s` | %s |\n", commands[i].name, commands[i].args,
                    commands[i].doc);
     for (int g = 0; g < G_COUNT; g++) {
+        const char *note = g == G_RUN ? "In `compare` these apply to the candidate; `--base-NAME` "
+                                        "sets them for the baseline.\n\n"
+                                      : "";
         buf_printf(out,
-                   "\n## %s\n\n| option | aliases | default | commands | meaning "
+                   "\n## %s\n\n%s| option | aliases | default | commands | meaning "
                    "|\n|---|---|---|---|---|\n",
-                   group_names[g]);
+                   group_names[g], note);
         for (int i = 0; i < OPT_COUNT; i++) {
             const opt_row *r = &rows[i];
             if ((int)r->group != g) continue;
