@@ -353,7 +353,14 @@ static void publish(engine *en, double busy)
     /* Pages that only the prefix cache holds can be had at once: they do not count as used. */
     s->kv_pages_used =
         s->kv_pages_total - kv_pool_free_pages(en->pool) - kv_pool_cached_pages(en->pool);
-    s->kv_clipped = model_kv_clipped(en->m);
+    pthread_mutex_unlock(&en->lock);
+}
+
+/* Before a step's events go out: who waits for the last one reads a count that holds the step. */
+static void publish_clipped(engine *en)
+{
+    pthread_mutex_lock(&en->lock);
+    en->stats.kv_clipped = model_kv_clipped(en->m);
     pthread_mutex_unlock(&en->lock);
 }
 
@@ -373,7 +380,9 @@ static void step(engine *en)
     for (int s = 0; s < en->n_step; s++)
         tap = tap || (en->step[s]->p.want & WANT_HIDDEN);
     model_set_tap(en->m, tap ? hidden_tap : NULL, en);
-    if (model_forward(en->m, en->pool, &b, en->logits, &e) < 0) {
+    int rc = model_forward(en->m, en->pool, &b, en->logits, &e);
+    publish_clipped(en);
+    if (rc < 0) {
         fail_step(en, &e);
     } else {
         for (int s = 0; s < en->n_step; s++)
