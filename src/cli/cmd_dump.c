@@ -176,12 +176,26 @@ int cmd_dump(const opts *o, err *e)
     if (!o->v[OPT_activation_dtype].given) eo.activation_dtype = "spec";
     eo.max_running = 1;
     TRY(engine_open(&en, &eo, e));
-    for (int i = 0; i < n; i++)
-        TRY(run_one(en, &seqs[i], o->v[OPT_layers].given, e));
+    for (int i = 0; i < n; i++) {
+        rc = run_one(en, &seqs[i], o->v[OPT_layers].given, e);
+        if (rc < 0) {
+            err_wrap(e, "%s: list %d", o->v[OPT_tokens].s, (int)i);
+            goto out;
+        }
+    }
     TRY(write_file(o->v[OPT_out].s, seqs, n, e));
-    if (o->v[OPT_json].given)
-        printf("{\"out\":\"%s\",\"sequences\":%d}\n", o->v[OPT_out].s, n);
-    else
+    if (o->v[OPT_json].given) {
+        buf b = {0};
+        jw w;
+        jw_init(&w, &b, 0);
+        jw_obj(&w);
+        jw_kstr(&w, "out", o->v[OPT_out].s);
+        jw_ki64(&w, "sequences", n);
+        jw_end_obj(&w);
+        buf_putc(&b, '\n');
+        cli_print(&b);
+        buf_free(&b);
+    } else
         printf("%s: %d sequences, numerics %s\n", o->v[OPT_out].s, n, eo.activation_dtype);
     rc = 0;
 out:

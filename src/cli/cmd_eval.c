@@ -59,6 +59,7 @@ typedef struct eval_all {
     int n_tasks;
     eval_ppl ppl;
     engine_info info;
+    uint64_t kv_clipped;
 } eval_all;
 
 static void eval_text(const opts *o, const eval_opts *ev, const eval_all *all, buf *b)
@@ -67,6 +68,9 @@ static void eval_text(const opts *o, const eval_opts *ev, const eval_all *all, b
                all->info.kv_dtype, all->info.activation);
     if (*all->info.origin) buf_printf(b, "origin %s\n", all->info.origin);
     (void)o;
+    if (all->kv_clipped)
+        buf_printf(b, "%llu keys or values were clipped at the end of %s's range\n",
+                   (unsigned long long)all->kv_clipped, all->info.kv_dtype);
     for (int i = 0; i < all->n_tasks; i++) {
         const eval_task_result *t = &all->tasks[i];
         buf_printf(b, "%-32s %-9s n %5lld  accuracy %6.2f %%  truncated %lld  unparsed %lld\n",
@@ -94,6 +98,7 @@ static void eval_json(const opts *o, const eval_opts *ev, const eval_all *all, b
     jw_kstr(&w, "kv", all->info.kv_dtype);
     jw_kstr(&w, "activation", all->info.activation);
     jw_kstr(&w, "origin", all->info.origin);
+    jw_ki64(&w, "kv_clipped", (int64_t)all->kv_clipped);
     jw_key(&w, "results");
     jw_arr(&w);
     for (int i = 0; i < all->n_tasks; i++)
@@ -124,6 +129,7 @@ int cmd_eval(const opts *o, err *e)
     engine_opts eo;
     eval_opts ev;
     eval_all all = {0};
+    engine_stats st = {0};
     const char *model;
     buf b = {0};
     TRY(opts_model(o, &model, e));
@@ -143,6 +149,8 @@ int cmd_eval(const opts *o, err *e)
     }
     if (ev.perplexity) TRY(eval_perplexity(en, ev.perplexity, &ev, &all.ppl, e));
     engine_get_info(en, &all.info);
+    engine_get_stats(en, &st);
+    all.kv_clipped = st.kv_clipped;
     if (o->v[OPT_json].given)
         eval_json(o, &ev, &all, &b);
     else

@@ -2,25 +2,31 @@
 #include "cli/options.h"
 #include "base/utf8.h"
 #include "ckpt/ckpt.h"
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-static int open_tokenizer(const char *model, tokenizer **t, err *e)
+/* *n_ids: one past the highest id that the model knows; 0 if its config does not say. */
+static int open_tokenizer(const char *model, tokenizer **t, int64_t *n_ids, err *e)
 {
     int rc = 0;
     ckpt *c = NULL;
+    char *where = NULL;
     buf js = {0}, cfg = {0};
     TRY(ckpt_open(&c, model, e));
+    *n_ids = ckpt_cfg(c)->vocab_size;
     TRY(ckpt_tokenizer_json(c, &js, e));
     TRY(ckpt_tokenizer_config(c, &cfg, e));
     if (!js.len) {
         rc = err_set(e, ERR_MISSING, "%s: no tokenizer.json here", ckpt_path(c));
         goto out;
     }
-    TRY(tokenizer_open(t, js.data, js.len, cfg.data ? cfg.data : "", cfg.len, ckpt_path(c), e));
+    where = ckpt_tokenizer_where(c);
+    TRY(tokenizer_open(t, js.data, js.len, cfg.data ? cfg.data : "", cfg.len, where, e));
 out:
+    free(where);
     buf_free(&js);
     buf_free(&cfg);
     ckpt_close(c);
@@ -45,9 +51,10 @@ int cmd_tokenize(const opts *o, err *e)
     buf text = {0}, out = {0};
     ids v = {0};
     const char *model;
+    int64_t n_ids = 0;
     TRY(opts_model(o, &model, e));
     int arg = o->v[OPT_model].given ? 0 : 1;
-    TRY(open_tokenizer(model, &t, e));
+    TRY(open_tokenizer(model, &t, &n_ids, e));
     if (o->n_args > arg)
         buf_puts(&text, o->args[arg]);
     else
@@ -90,6 +97,7 @@ int cmd_detokenize(const opts *o, err *e)
     buf out = {0};
     ids v = {0};
     const char *model;
+    int64_t n_ids = 0;
     TRY(opts_model(o, &model, e));
     int arg = o->v[OPT_model].given ? 0 : 1;
     if (o->n_args <= arg) {
@@ -97,10 +105,17 @@ int cmd_detokenize(const opts *o, err *e)
         goto out;
     }
     TRY(json_parse_file(&root, o->args[arg], e));
-    TRY(open_tokenizer(model, &t, e));
+    TRY(open_tokenizer(model, &t, &n_ids, e));
+    if (!cJSON_IsArray(root)) {
+        rc = err_set(e, ERR_FORMAT, "%s: expected a JSON list of token ids", o->args[arg]);
+        goto out;
+    }
+    double end = n_ids > 0 ? (double)n_ids : 2147483648.0;
     for (const json *x = root->child; x; x = x->next) {
-        if (!cJSON_IsNumber(x) || x->valuedouble < 0 || x->valuedouble > 2147483647.0) {
-            rc = err_set(e, ERR_FORMAT, "%s: entry %zu is not a token id", o->args[arg], v.n);
+        double d = x->valuedouble;
+        if (!cJSON_IsNumber(x) || d < 0 || d >= end || d != floor(d)) {
+            rc = err_set(e, ERR_FORMAT, "%s: entry %zu is not a token id (0 to %.0f)", o->args[arg],
+                         v.n, end - 1);
             goto out;
         }
         ids_push(&v, (int32_t)x->valuedouble);

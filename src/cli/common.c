@@ -75,6 +75,8 @@ out:
 int opts_eval(const opts *o, eval_opts *out, err *e)
 {
     const opt_val *v = o->v;
+    if (v[OPT_window].i < 2) return err_set(e, ERR_USAGE, "--window must be at least 2");
+    if (v[OPT_stride].i < 1) return err_set(e, ERR_USAGE, "--stride must be at least 1");
     *out = (eval_opts){
         .task_type = text_or_null(&v[OPT_task_type]),
         .perplexity = text_or_null(&v[OPT_perplexity]),

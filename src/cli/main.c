@@ -21,6 +21,7 @@ int main(int argc, char **argv)
     err e = {0};
     opts o;
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); /* a file size limit is an error of write, as a full disk is */
     int rc = opts_parse(&o, argc, argv, &e);
     if (rc == 0 && o.v[OPT_help].given) {
         buf b = {0};
