@@ -1051,7 +1051,7 @@ def serve_http(s):
         assert not got or re.match(rb"HTTP/1\.[01] (4|5)\d\d", got), (length, got[:200])
     got = s.raw(head + b"Content-Length: 67108865\r\n\r\n", wait=3)
     assert re.match(rb"HTTP/1\.1 413", got) or not got, got[:200]
-    got = s.raw(head + b"Transfer-Encoding: chunked\r\n\r\n" + b"%x\r\n" % len(body) + body + b"\r\n0\r\n\r\n", wait=3 * SLOW, half_close=False)
+    got = s.raw(head + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n" + b"%x\r\n" % len(body) + body + b"\r\n0\r\n\r\n", wait=10 * SLOW, half_close=False)
     assert b" 200 " in got.split(b"\r\n")[0], got[:300]
     for data in (head + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", b"GET", b"\0" * 1000, b"\xff" * 4000 + b"\r\n\r\n",
                  b"GET /" + b"a" * 200000 + b" HTTP/1.1\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n",
