@@ -329,6 +329,8 @@ static int load(engine *en, err *e)
     const ckpt_config *cfg = ckpt_cfg(en->c);
     for (int i = 0; i < cfg->n_warnings; i++)
         log_warn("%s", cfg->warnings[i]);
+    for (int i = 0; i < en->q->n_warnings; i++)
+        log_warn("%s", en->q->warnings[i]);
     en->max_len = native_len(cfg);
     if (en->o.max_model_len > 0) {
         if (en->o.max_model_len > en->max_len)

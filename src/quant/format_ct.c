@@ -366,6 +366,10 @@ static int parse_config(quant_ckpt *q, const json *o, const char *where, err *e)
         snprintf(place, sizeof place, "%.200s: config_groups.%.80s", where, g->string);
         TRY(parse_group(q, g, format, place, e));
     }
+    if (!n && empty(kv))
+        quant__warn(q,
+                    "%s: names compressed-tensors but has no config_groups: nothing is quantized",
+                    where);
     rc = 0;
 out:
     return rc < 0 ? rc : 0;
