@@ -3,6 +3,7 @@
 set -u
 cd "$(dirname "$0")/.." || exit 1
 export ASAN_OPTIONS=${ASAN_OPTIONS:-abort_on_error=1:detect_leaks=1:allocator_may_return_null=1} UBSAN_OPTIONS=print_stacktrace=1
+export TSAN_OPTIONS=${TSAN_OPTIONS:-allocator_may_return_null=1:halt_on_error=1}
 rc=0 n=0
 for bin in $(find "$1/tests" -type f -name 'test_*' -executable | sort); do
     n=$((n + 1))
