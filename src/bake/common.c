@@ -141,54 +141,13 @@ void bake__origin(ckpt *c, buf *out)
     jw_end_obj(&w);
 }
 
-static void id_list(jw *w, const char *key, const int64_t *ids, int n)
-{
-    if (!n) return;
-    jw_key(w, key);
-    if (n == 1) {
-        jw_i64(w, ids[0]);
-        return;
-    }
-    jw_arr(w);
-    for (int i = 0; i < n; i++)
-        jw_i64(w, ids[i]);
-    jw_end_arr(w);
-}
-
-static int gguf_files(ckpt_writer *w, ckpt *c, err *e)
-{
-    int rc = 0;
-    buf b = {0};
-    jw j;
-    const ckpt_config *cfg = ckpt_cfg(c);
-    TRY(ckpt_tokenizer_json(c, &b, e));
-    if (b.len) TRY(ckpt_writer_file(w, "tokenizer.json", b.data, b.len, e));
-    buf_clear(&b);
-    TRY(ckpt_tokenizer_config(c, &b, e));
-    if (b.len) TRY(ckpt_writer_file(w, "tokenizer_config.json", b.data, b.len, e));
-    buf_clear(&b);
-    jw_init(&j, &b, 2);
-    jw_obj(&j);
-    id_list(&j, "bos_token_id", cfg->bos, cfg->n_bos);
-    id_list(&j, "eos_token_id", cfg->eos, cfg->n_eos);
-    jw_end_obj(&j);
-    buf_putc(&b, '\n');
-    TRY(ckpt_writer_file(w, "generation_config.json", b.data, b.len, e));
-out:
-    buf_free(&b);
-    return rc;
-}
-
 int bake__side_files(ckpt_writer *w, ckpt *c, bake_report *r, err *e)
 {
-    if (ckpt_is_gguf(c)) {
-        int rc = gguf_files(w, c, e);
-        if (rc >= 0)
-            bake__note(r, "tokenizer, chat template and generation config were made from the gguf");
-        return rc;
-    }
     int n = ckpt_writer_side_files(w, c, e);
-    if (n > 0) bake__note(r, "%d side files copied", n);
+    if (n > 0 && ckpt_is_gguf(c))
+        bake__note(r, "tokenizer, chat template and generation config were made from the gguf");
+    else if (n > 0)
+        bake__note(r, "%d side files copied", n);
     return n < 0 ? n : 0;
 }
 
