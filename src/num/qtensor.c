@@ -441,6 +441,143 @@ int qtensor_slice(const qtensor *q, char axis, int64_t lo, int64_t hi, qtensor *
     return rc;
 }
 
+/* ---- rearranged copies -------------------------------------------------------------------------
+ */
+
+static int own_copy(qtensor *q, const void *src, int64_t n, size_t size, const void **out, err *e)
+{
+    void *p;
+    if (!src) return 0;
+    int rc = own(q, &p, n, 1, 1, size, e);
+    if (rc < 0) return rc;
+    memcpy(p, src, (size_t)n * size);
+    *out = p;
+    return 0;
+}
+
+/* Rows of a grid of `rows` rows of `bytes` for each of E experts: row map[i]/per of each. */
+static int gather(qtensor *q, const void **data, int64_t src_rows, size_t bytes, const int32_t *map,
+                  int64_t n, int64_t per, err *e)
+{
+    void *p;
+    const uint8_t *src = *data;
+    if (!src) return 0;
+    int rc = own(q, &p, q->E, n, (int64_t)bytes, 1, e);
+    if (rc < 0) return rc;
+    for (int64_t x = 0; x < q->E; x++)
+        for (int64_t i = 0; i < n; i++)
+            memcpy((uint8_t *)p + (size_t)(x * n + i) * bytes,
+                   src + (size_t)(x * src_rows + (map ? map[i] / per : i)) * bytes, bytes);
+    *data = p;
+    return 0;
+}
+
+/* Ranges of equal factors in the new order. */
+static int gather_globals(const qtensor *q, const int32_t *rows, int64_t n, qtensor *v, err *e)
+{
+    v->n_global = 0;
+    for (int64_t i = 0; q->n_global && i < n; i++) {
+        float g = global_of(q, rows[i]);
+        if (v->n_global && v->global[v->n_global - 1] == g) {
+            v->global_row[v->n_global] = i + 1;
+            continue;
+        }
+        if (v->n_global == QT_MAX_GLOBAL)
+            return err_set(e, ERR_UNSUPPORTED,
+                           "rows in this order would need more than %d ranges of global scales",
+                           QT_MAX_GLOBAL);
+        v->global_row[v->n_global] = i;
+        v->global[v->n_global] = g;
+        v->global_row[++v->n_global] = i + 1;
+    }
+    return 0;
+}
+
+/* The scale grid of v (still that of q) for its new rows. */
+static int gather_grid(const int32_t *rows, int64_t n, qtensor *v, err *e)
+{
+    int rc = 0;
+    bool one = v->block_n >= v->N; /* one scale row for all */
+    const int32_t *map = one ? NULL : rows;
+    int64_t to = one ? v->scale_rows : n, from = v->scale_rows, per = v->block_n;
+    size_t cols = (size_t)v->scale_cols;
+    if (v->scales)
+        TRY(gather(v, &v->scales, from, cols * num_bytes(v->scale_type, 1), map, to, per, e));
+    if (v->zeros)
+        TRY(gather(v, &v->zeros, from, cols * num_bytes(v->zero_type, 1), map, to, per, e));
+    v->scale_rows = to;
+    v->block_n = one ? n : 1;
+    if (v->spec.w.gran == Q_BLOCK && !one) {
+        v->spec.w.gran = Q_GROUP;
+        v->spec.w.group = (int32_t)v->block_k;
+        v->spec.w.block_n = v->spec.w.block_k = 0;
+    }
+out:
+    return rc;
+}
+
+int qtensor_rows(const qtensor *q, const int32_t *rows, int64_t n, qtensor *out, err *e)
+{
+    int rc = 0;
+    qtensor v = *q;
+    const void *codes = q->codes, *p;
+    v.n_owned = 0;
+    memset(v.owned, 0, sizeof v.owned);
+    if (n < 1) return err_set(e, ERR_VALUE, "%lld rows to gather", (long long)n);
+    for (int64_t i = 0; i < n; i++)
+        if (rows[i] < 0 || rows[i] >= q->N)
+            return err_set(e, ERR_VALUE, "row %d of %lld rows cannot be gathered", rows[i],
+                           (long long)q->N);
+    TRY(gather(&v, &codes, q->N, q->row_bytes, rows, n, 1, e));
+    v.codes = codes;
+    TRY(gather_globals(q, rows, n, &v, e));
+    if (q->scales || q->zeros) TRY(gather_grid(rows, n, &v, e));
+    if (q->table && q->table != num_nf4_table) {
+        TRY(own_copy(&v, q->table, 1 << num_infos[q->code].bits, sizeof *q->table, &p, e));
+        v.table = p;
+    }
+    if (q->g_idx) {
+        TRY(own_copy(&v, q->g_idx, q->K, sizeof *q->g_idx, &p, e));
+        v.g_idx = p;
+    }
+    if (q->pre_scale) {
+        TRY(own_copy(&v, q->pre_scale, q->K, sizeof *q->pre_scale, &p, e));
+        v.pre_scale = p;
+    }
+    v.N = n;
+    if (!v.scales && !v.zeros) v.block_n = n;
+out:
+    if (rc < 0)
+        qtensor_free(&v);
+    else
+        *out = v;
+    return rc < 0 ? rc : 0;
+}
+
+int qtensor_transpose(const qtensor *q, qtensor *out, err *e)
+{
+    qtensor v;
+    void *p;
+    size_t size = num_bytes(q->code, 1);
+    if (qaxis_quantized(&q->spec.w) || q->scales || size < 2)
+        return err_set(e, ERR_UNSUPPORTED, "only plain float weights can be transposed");
+    qtensor_plain(&v, q->code, q->K, q->N, NULL);
+    v.spec = q->spec;
+    v.E = q->E;
+    int rc = own(&v, &p, q->E, q->K, q->N, size, e);
+    if (rc < 0) return rc;
+    for (int64_t x = 0; x < q->E; x++)
+        for (int64_t n = 0; n < q->N; n++) {
+            const uint8_t *src = q->codes + (size_t)(x * q->N + n) * q->row_bytes;
+            uint8_t *dst = (uint8_t *)p + (size_t)(x * q->K * q->N + n) * size;
+            for (int64_t k = 0; k < q->K; k++)
+                memcpy(dst + (size_t)(k * q->N) * size, src + (size_t)k * size, size);
+        }
+    v.codes = p;
+    *out = v;
+    return 0;
+}
+
 /* ---- bytes -------------------------------------------------------------------------------------
  */
 

@@ -81,4 +81,12 @@ typedef struct qbytes {
     uint64_t codes, scales, zeros, unquantized, padding, total;
 } qbytes;
 void qtensor_bytes(const qtensor *q, qbytes *add); /* adds into *add */
+
+/* A new tensor that owns everything, with rows[0..n) of each expert in this order (a row may come
+ * twice): row i of expert e is row rows[i] of expert e of q. Scales of single rows are gathered,
+ * one scale for all rows stays one, scales of blocks of rows become scales of single rows. Global
+ * factors keep as many ranges as the new order needs; more than QT_MAX_GLOBAL are an error. */
+int qtensor_rows(const qtensor *q, const int32_t *rows, int64_t n, qtensor *out, err *e);
+/* A new tensor that owns its rows: plain floats [E, N, K] turned into [E, K, N]. */
+int qtensor_transpose(const qtensor *q, qtensor *out, err *e);
 #endif

@@ -342,6 +342,66 @@ static void plain(void **state)
     qtensor_free(&q);
 }
 
+/* Row i of the copy is row rows[i] of the original, for every scheme, in every expert. */
+static void gathered(void **state)
+{
+    (void)state;
+    err e = {0};
+    enum { N = 32, K = 200 };
+    int32_t rows[N];
+    for (int i = 0; i < N; i++)
+        rows[i] = i < N / 2 ? 2 * i : 2 * (i - N / 2) + 1; /* interleaved pairs put apart */
+    float a[K], b[K];
+    for (int i = 0; i < N_CASES; i++)
+        for (int64_t E = 1; E <= 3; E += 2) {
+            qtensor q, g;
+            make(&q, cases[i].scheme, cases[i].scale, E, N, K);
+            CHECK_OK(qtensor_rows(&q, rows, N, &g, &e));
+            CHECK_OK(qtensor_check(&g, cases[i].scheme, &e));
+            for (int64_t r = 0; r < E * N; r++) {
+                qtensor_decode_row(&g, r, a);
+                qtensor_decode_row(&q, r / N * N + rows[r % N], b);
+                if (memcmp(a, b, sizeof a)) fail_msg("%s: row %d", cases[i].scheme, (int)r);
+            }
+            qtensor_free(&q);
+            check_rows(&g, cases[i].scheme); /* nothing of q is left in it */
+            qtensor_free(&g);
+        }
+    qtensor q, g;
+    make(&q, "w:nvfp4,g16", NUM_F32, 1, N, 32);
+    for (int i = 0; i < N; i++)
+        rows[i] = i % 2 ? N - 1 - i : i;
+    CHECK_ERR(qtensor_rows(&q, rows, N, &g, &e), ERR_UNSUPPORTED, "global");
+    rows[3] = N;
+    CHECK_ERR(qtensor_rows(&q, rows, N, &g, &e), ERR_VALUE, "row 32 of 32");
+    CHECK_ERR(qtensor_rows(&q, rows, 0, &g, &e), ERR_VALUE, "0 rows");
+    qtensor_free(&q);
+}
+
+static void transposed(void **state)
+{
+    (void)state;
+    err e = {0};
+    uint16_t w[2 * 3 * 5];
+    for (int i = 0; i < 30; i++)
+        w[i] = (uint16_t)(i * 257);
+    qtensor q, t;
+    qtensor_plain(&q, NUM_BF16, 3, 5, w);
+    q.E = 2;
+    CHECK_OK(qtensor_transpose(&q, &t, &e));
+    assert_true(t.E == 2 && t.N == 5 && t.K == 3 && t.row_bytes == 6);
+    for (int x = 0; x < 2; x++)
+        for (int n = 0; n < 3; n++)
+            for (int k = 0; k < 5; k++)
+                assert_memory_equal(t.codes + 2 * ((x * 5 + k) * 3 + n), w + (x * 3 + n) * 5 + k,
+                                    2);
+    CHECK_OK(qtensor_check(&t, "t", &e));
+    qtensor_free(&t);
+    make(&q, "w:int8,channel", NUM_F32, 1, 4, 8);
+    CHECK_ERR(qtensor_transpose(&q, &t, &e), ERR_UNSUPPORTED, "plain float");
+    qtensor_free(&q);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -354,6 +414,8 @@ int main(void)
         cmocka_unit_test(damaged),
         cmocka_unit_test(bytes),
         cmocka_unit_test(plain),
+        cmocka_unit_test(gathered),
+        cmocka_unit_test(transposed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
