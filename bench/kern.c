@@ -92,7 +92,7 @@ static void attention(kern_dev *d, kern_kv_type t, const char *name, int depth, 
     enum { HK = 3, H = 9, D = 64, PT = 16, LAYERS = 30 };
     int pages = (depth + PT - 1) / PT;
     kern_kv_layer kv = {.type = t, .Hk = HK, .D = D, .page_tokens = PT};
-    kv.page_stride = kern_kv_page_bytes(t, HK, D, PT) * LAYERS;
+    kv.page_stride = kern_kv_page_bytes(t, HK, D, 0, PT) * LAYERS;
     void *mem;
     if (kern_alloc(d, &mem, kv.page_stride * (size_t)pages, NULL) < 0) return;
     memset(mem, 0x11, kv.page_stride * (size_t)pages);
@@ -117,13 +117,13 @@ static void attention(kern_dev *d, kern_kv_type t, const char *name, int depth, 
     for (int rep = 0; rep < 100 && (rep < 3 || clock_seconds() - start < 0.3); rep++) {
         double s = clock_seconds();
         for (int l = 0; l < LAYERS; l++) {
-            kv.base = (uint8_t *)mem + kern_kv_page_bytes(t, HK, D, PT) * (size_t)l;
+            kv.base = (uint8_t *)mem + kern_kv_page_bytes(t, HK, D, 0, PT) * (size_t)l;
             kern_attention(d, &a);
         }
         s = (clock_seconds() - s) / LAYERS;
         best = s < best ? s : best;
     }
-    double gb = (double)kern_kv_page_bytes(t, HK, D, PT) * pages / best / 1e9;
+    double gb = (double)kern_kv_page_bytes(t, HK, D, 0, PT) * pages / best / 1e9;
     printf("  attention %-8s depth %5d rows %4d %9.1f us %6.1f GB/s %4.0f%% %8.1f Gop/s\n", name,
            depth, rows, best * 1e6, gb, 100 * gb / roof,
            4.0 * H * D * rows * (depth - rows / 2.0) / best / 1e9);

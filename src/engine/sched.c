@@ -253,8 +253,8 @@ static void fill(engine *en, batch *b)
 {
     *b = (batch){.ids = en->ids,
                  .pos = en->pos,
-                 .slot = en->slot,
-                 .seqs = en->seqs,
+                 .slot = {en->slot, en->slot},
+                 .seqs = {en->seqs, en->seqs},
                  .rope_len = en->rope_len,
                  .logit_rows = en->logit_rows};
     for (int s = 0; s < en->n_step; s++) {

@@ -125,11 +125,14 @@ typedef enum kern_kv_type {
 } kern_kv_type;
 size_t kern_kv_code_bytes(kern_kv_type t, int D);
 size_t kern_kv_scale_bytes(kern_kv_type t, int D);
-size_t kern_kv_page_bytes(kern_kv_type t, int Hk, int D, int page_tokens); /* one layer, K and V */
+/* One layer: K plane and V plane, or the K plane alone. */
+size_t kern_kv_page_bytes(kern_kv_type t, int Hk, int D, int v_in_k, int page_tokens);
 
 typedef struct kern_kv_layer { /* one layer's view of the pool */
     kern_kv_type type;
     int Hk, D, page_tokens;
+    int v_in_k; /* 0 = own V plane of D lanes; else V is the first v_in_k lanes of K and no V plane
+                   exists (MLA latent: D = kv_lora_rank + qk_rope_head_dim, Hk = 1) */
     uint8_t *base; /* page p at base + p*page_stride */
     size_t page_stride;
     const float *k_scale, *v_scale; /* [Hk] or NULL = 1.0 (fp8 only) */
@@ -152,11 +155,14 @@ void kern_kv_read(const kern_kv_layer *kv, int which, int head, const int32_t *p
 typedef struct kern_attn_args {
     const float *q; /* [T, H*D], row stride ldq */
     int64_t ldq;
-    float *out; /* [T, H*D], row stride ldo */
+    float *out; /* [T, H*D] (v_in_k: [T, H*v_in_k]), row stride ldo */
     int64_t ldo;
     int H;
-    float scale; /* softmax scale, usually 1/sqrt(D) */
-    int window;  /* 0 = full; else a key at distance >= window is not seen */
+    float scale;        /* softmax scale, usually 1/sqrt(D) */
+    int window;         /* 0 = full; else a key at distance >= window is not seen */
+    float softcap;      /* 0 = none; else scores become softcap*tanh(score/softcap) */
+    const float *sinks; /* [H] or NULL: a logit of each head that takes part in the softmax and
+                           contributes no value (gpt-oss) */
     const kern_kv_layer *kv;
     const kern_seq *seqs;
     int n_seqs;
@@ -179,11 +185,115 @@ void kern_head_rmsnorm(kern_dev *d, float *x, int64_t ld, int H, int D, const fl
  * cos/sin [T, rot_dim/2] computed by model for the positions of this step. */
 void kern_rope(kern_dev *d, float *q, int64_t ldq, int H, float *k, int64_t ldk, int Hk, int D,
                int rot_dim, const float *cosv, const float *sinv, int64_t T);
-/* out[T,F] = act(g[T,F]) * u[T,F]; gu rows hold gate then up: ld >= 2F. act: silu, gelu_tanh, gelu,
- * relu */
-typedef enum kern_glu { KERN_SILU, KERN_GELU_TANH, KERN_GELU, KERN_RELU } kern_glu;
+/* out[T,F] = act(g[T,F]) * u[T,F]; gu rows hold gate then up: ld >= 2F. */
+typedef enum kern_glu {
+    KERN_SILU,
+    KERN_GELU_TANH,
+    KERN_GELU,
+    KERN_RELU,
+    KERN_RELU2,      /* max(x,0)^2 */
+    KERN_QUICK_GELU, /* x*sigmoid(1.702x) */
+    KERN_SWIGLU_OAI, /* gated only: (clamp(u,-7,7)+1) * g*sigmoid(1.702g), g clamped to at most 7 */
+    KERN_GLU_COUNT
+} kern_glu;
 void kern_glu_mul(kern_dev *d, kern_glu act, const float *gu, int64_t ld, int64_t F, int64_t T,
                   float *out);
+/* out[t,f] = act(x[t,f]), rows of F with strides ld, ldo: feed-forwards without a gate. */
+void kern_act_apply(kern_dev *d, kern_glu act, const float *x, int64_t ld, int64_t F, int64_t T,
+                    float *out, int64_t ldo);
+/* ((x - mean) / sqrt(var + eps)) * w + b; b may be NULL. var is the biased one. */
+void kern_layernorm(kern_dev *d, const float *x, const float *w, const float *b, float eps,
+                    int64_t T, int64_t K, float *out);
+/* The same per head and in place, with weights of each head [H, D] (cohere, stablelm). */
+void kern_head_layernorm(kern_dev *d, float *x, int64_t ld, int H, int D, const float *w, float eps,
+                         int64_t T);
+/* Rotary on neighbouring pairs (2i, 2i+1) in place of (i, i + rot_dim/2): GPT-J style (glm, cohere,
+ * deepseek). Arguments as kern_rope; k may be NULL. */
+void kern_rope_pairs(kern_dev *d, float *q, int64_t ldq, int H, float *k, int64_t ldk, int Hk,
+                     int D, int rot_dim, const float *cosv, const float *sinv, int64_t T);
+void kern_scale(kern_dev *d, float *x, float s, int64_t n);                      /* x *= s */
+void kern_add_scaled(kern_dev *d, float *x, const float *y, float s, int64_t n); /* x += s*y */
+void kern_softcap(kern_dev *d, float *x, float cap, int64_t n); /* x = cap*tanh(x/cap) */
+/* x[t,i] *= sigmoid(g[t,i]), rows of n with strides (output gate of attention). */
+void kern_sigmoid_mul(kern_dev *d, float *x, int64_t ldx, const float *g, int64_t ldg, int64_t n,
+                      int64_t T);
+/* x[t,:] *= sigmoid(g[t*ldg]), rows of n (gate of a shared expert). */
+void kern_row_sigmoid(kern_dev *d, float *x, int64_t ldx, const float *g, int64_t ldg, int64_t n,
+                      int64_t T);
+/* out[r,:] = rmsnorm(x[r,:]) * w * silu(gate[r,:]), rows r of n lanes (gated delta net). */
+void kern_gated_rmsnorm(kern_dev *d, const float *x, const float *gate, int64_t ldg, int H, int D,
+                        const float *w, float eps, int64_t T, float *out);
+/* out[t,h,n] = sum_k x[t,h,k] * w[h][n][k]; w plain (bf16, f16, f32) with E = H, out rows of H*N
+ * with stride ldo, x rows of H blocks of K lanes that lie ldh apart, row stride ldx (MLA: absorbed
+ * kv_b_proj). */
+void kern_head_matmul(kern_dev *d, const qtensor *w, const float *x, int64_t ldx, int64_t ldh,
+                      int64_t T, float *out, int64_t ldo, int64_t ldoh);
+
+/* ---- mixture of experts ------------------------------------------------------------------------
+ */
+typedef enum kern_route_kind {
+    KERN_ROUTE_SOFTMAX,     /* softmax over all experts, then the top k */
+    KERN_ROUTE_SIGMOID,     /* sigmoid of each, then the top k */
+    KERN_ROUTE_TOPK_SOFTMAX /* top k logits, softmax over these */
+} kern_route_kind;
+typedef struct kern_route_args {
+    const float *logits; /* [T, E] */
+    int E, top_k;
+    kern_route_kind kind;
+    const float *bias; /* [E] or NULL: added to the scores for the choice, not to the weight */
+    int n_group, topk_group; /* 0 or 1 = no groups; else only the best topk_group groups of
+                                E/n_group neighbours take part */
+    bool group_top2; /* a group's score: sum of its two best (deepseek v3), else its best (v2) */
+    bool renorm;     /* weights are divided by their sum + 1e-20 */
+    float scale;     /* then multiplied by this */
+    int32_t *expert; /* out [T, top_k], best first; ties: lower index */
+    float *weight;   /* out [T, top_k] */
+} kern_route_args;
+void kern_route(kern_dev *d, const kern_route_args *a, int64_t T);
+/* Slots sorted by expert, tokens of one expert in order: slot i works on token row[i]; expert e
+ * owns slots [first[e], first[e+1]); choice j of token t lies in slot[t*top_k+j]. */
+void kern_route_sort(const int32_t *expert, int64_t T, int top_k, int E, int32_t *row,
+                     int32_t *first, int32_t *slot);
+typedef struct kern_experts kern_experts;
+/* E prepared linears of equal N and K become one grouped product; takes them over (also on error).
+ */
+int kern_experts_make(kern_dev *d, kern_linear **expert, int E, kern_experts **out, err *e);
+void kern_experts_drop(kern_dev *d, kern_experts *x);
+size_t kern_experts_bytes(const kern_experts *x);
+const kern_linear *kern_experts_at(const kern_experts *x, int e);
+/* y[i,:] = W_e x[row ? row[i] : i,:] (+ bias_e) for the slots i of each expert e. Each expert sees
+ * only its own rows; experts run side by side on the team. n_slots <= max_rows of kern_reserve
+ * times top_k. */
+void kern_experts_run(kern_dev *d, const kern_experts *x, const float *in, int64_t ldin,
+                      const int32_t *row, const int32_t *first, float *y, int64_t ldy);
+/* out[t,:] = sum_j weight[t,j] * y[slot[t*top_k+j],:], j in order; adds to out when add. */
+void kern_route_combine(kern_dev *d, const float *y, int64_t ldy, const float *weight,
+                        const int32_t *slot, int top_k, int64_t T, int64_t N, bool add, float *out);
+
+/* ---- linear attention --------------------------------------------------------------------------
+ */
+/* Depthwise causal convolution along the tokens of each sequence, then SiLU, in place on x [T, C]:
+ * x[t,c] = silu(sum_{j<W} w[c*W+j] * in[t-W+1+j, c]); inputs before the step come from state[s]
+ * [C, W-1], oldest first, which is left holding the last W-1 inputs. kv_len == n_rows: the sequence
+ * starts and its state counts as zero. */
+void kern_conv_silu(kern_dev *d, float *x, int64_t ld, int64_t C, int W, const float *w,
+                    const kern_seq *seqs, int n_seqs, float *const *state);
+/* Gated delta rule (Yang et al. 2024; Qwen3-Next): per value head h with key head h*Hk/Hv
+ *   S *= exp(g); d = beta * (v - S^T k); S += k d^T; out = S^T q
+ * with q, k divided by sqrt(sum of squares + 1e-6) and q by sqrt(Dk). S [Hv, Dk, Dv] f32 in
+ * state[s]; zero where the sequence starts. */
+typedef struct kern_delta_args {
+    const float *q, *k, *v; /* [T, Hk*Dk], [T, Hk*Dk], [T, Hv*Dv] */
+    int64_t ldq, ldk, ldv;
+    const float *g, *beta; /* [T, Hv]: log decay, write strength */
+    int Hk, Hv, Dk, Dv;
+    const kern_seq *seqs;
+    int n_seqs;
+    float *const *state;
+    float *out; /* [T, Hv*Dv] */
+} kern_delta_args;
+void kern_gated_delta(kern_dev *d, const kern_delta_args *a);
+
 /* Row gather: out[t] = dequantized row ids[t] of table; ids are checked by the engine. */
 void kern_embed(kern_dev *d, const qtensor *table, const int32_t *ids, int64_t T, float *out);
 

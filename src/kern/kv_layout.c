@@ -21,9 +21,9 @@ static size_t plane_bytes(kern_kv_type t, int Hk, int D, int page_tokens)
            (kern_kv_code_bytes(t, D) + kern_kv_scale_bytes(t, D));
 }
 
-size_t kern_kv_page_bytes(kern_kv_type t, int Hk, int D, int page_tokens)
+size_t kern_kv_page_bytes(kern_kv_type t, int Hk, int D, int v_in_k, int page_tokens)
 {
-    return 2 * plane_bytes(t, Hk, D, page_tokens);
+    return (v_in_k ? 1 : 2) * plane_bytes(t, Hk, D, page_tokens);
 }
 
 static uint8_t *plane(const kern_kv_layer *kv, int which, int64_t slot)

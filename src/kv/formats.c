@@ -50,7 +50,8 @@ void kv_sizes_of(kern_kv_type t, const kv_layer_shape *layers, int n_layers, int
         uint64_t heads = 2 * (uint64_t)layers[i].Hk;
         out->code_bytes += heads * kern_kv_code_bytes(t, layers[i].D);
         out->scale_bytes += heads * kern_kv_scale_bytes(t, layers[i].D);
-        out->page_bytes += kern_kv_page_bytes(t, layers[i].Hk, layers[i].D, page_tokens);
+        out->page_bytes +=
+            kern_kv_page_bytes(t, layers[i].Hk, layers[i].D, layers[i].v_in_k, page_tokens);
     }
     out->token_bytes = out->code_bytes + out->scale_bytes;
 }

@@ -14,10 +14,16 @@ extern const int kv_n_formats;
 /* "auto" is resolved by the caller. Unknown: ERR_USAGE listing the names. */
 int kv_format_parse(const char *text, const kv_format **out, err *e);
 
+/* Cache groups: layers whose pages have the same life. A sequence has a page table for each group;
+ * pages of KV_WINDOW that the window has passed are given back. */
+enum { KV_FULL, KV_WINDOW, KV_GROUPS };
+
 /* One entry per layer: shapes may differ between layers. */
 typedef struct kv_layer_shape {
     int Hk, D;
-    int window; /* 0 = full */
+    int window;           /* 0 = full */
+    int v_in_k;           /* MLA: see kern_kv_layer; 0 = own V plane */
+    int64_t state_floats; /* > 0: linear attention, no K and V but this many f32 a sequence */
 } kv_layer_shape;
 typedef struct kv_sizes { /* exact, without allocating: the planner and the pool use this */
     uint64_t token_bytes; /* codes + per-token scales of all layers, one token */
@@ -36,10 +42,15 @@ typedef struct kv_pool_opts {
     int64_t n_pages;
     const float *const *k_scale; /* [n_layers] -> [Hk] or NULL */
     const float *const *v_scale;
+    int n_states; /* sequences that may run at once; needed where a layer has state */
 } kv_pool_opts;
 int kv_pool_open(kv_pool **out, kern_dev *d, const kv_pool_opts *o, err *e);
 void kv_pool_close(kv_pool *p);
-const kern_kv_layer *kv_pool_layer(const kv_pool *p, int layer);
+const kern_kv_layer *kv_pool_layer(const kv_pool *p, int layer); /* not for state layers */
+int kv_pool_group(const kv_pool *p, int layer);                  /* KV_FULL or KV_WINDOW */
+/* [state_floats] of a linear-attention layer; slot 0 .. n_states-1, one for each running sequence.
+ */
+float *kv_pool_state(const kv_pool *p, int layer, int slot);
 int kv_pool_page_tokens(const kv_pool *p);
 int64_t kv_pool_total(const kv_pool *p);
 int64_t kv_pool_free_pages(const kv_pool *p);

@@ -43,7 +43,8 @@ int kv_pool_open(kv_pool **out, kern_dev *d, const kv_pool_opts *o, err *e)
     p->refs = xcalloc((size_t)o->n_pages, sizeof *p->refs);
     p->in_tree = xcalloc((size_t)o->n_pages, sizeof *p->in_tree);
     for (int i = 0; i < o->n_layers; i++) {
-        size_t page = kern_kv_page_bytes(o->type, o->layers[i].Hk, o->layers[i].D, o->page_tokens),
+        size_t page = kern_kv_page_bytes(o->type, o->layers[i].Hk, o->layers[i].D,
+                                         o->layers[i].v_in_k, o->page_tokens),
                total;
         void *mem = NULL;
         if (!mem_mul(page, (size_t)o->n_pages, &total)) {
@@ -59,6 +60,7 @@ int kv_pool_open(kv_pool **out, kern_dev *d, const kv_pool_opts *o, err *e)
         p->layers[i] = (kern_kv_layer){.type = o->type,
                                        .Hk = o->layers[i].Hk,
                                        .D = o->layers[i].D,
+                                       .v_in_k = o->layers[i].v_in_k,
                                        .page_tokens = o->page_tokens,
                                        .base = mem,
                                        .page_stride = page,
@@ -95,6 +97,16 @@ void kv_pool_close(kv_pool *p)
 const kern_kv_layer *kv_pool_layer(const kv_pool *p, int layer)
 {
     return &p->layers[layer];
+}
+int kv_pool_group(const kv_pool *p, int layer)
+{
+    (void)p, (void)layer;
+    return KV_FULL;
+}
+float *kv_pool_state(const kv_pool *p, int layer, int slot)
+{
+    (void)p, (void)layer, (void)slot;
+    return NULL;
 }
 int kv_pool_page_tokens(const kv_pool *p)
 {

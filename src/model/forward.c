@@ -8,7 +8,7 @@
 static void rope_tables(model *m, const batch *b)
 {
     for (int s = 0; s < b->n_seqs; s++) {
-        const kern_seq *q = &b->seqs[s];
+        const kern_seq *q = &b->seqs[0][s];
         if (m->rope_by_length)
             model__rope_inv(m->cfg, b->rope_len ? b->rope_len[s] : q->kv_len, m->inv);
         for (int32_t r = q->row0; r < q->row0 + q->n_rows; r++)
@@ -30,7 +30,7 @@ static void attention(model *m, int i, kv_pool *kv, const batch *b)
     if (l->q_norm) kern_head_rmsnorm(m->dev, q, ld, H, D, l->q_norm, (float)c->rms_norm_eps, b->T);
     if (l->k_norm) kern_head_rmsnorm(m->dev, k, ld, Hk, D, l->k_norm, (float)c->rms_norm_eps, b->T);
     kern_rope(m->dev, q, ld, H, k, ld, Hk, D, (int)(2 * m->rot_half), m->cosv, m->sinv, b->T);
-    m->kv_clipped += kern_kv_store(m->dev, cache, k, ld, v, ld, b->slot, b->T);
+    m->kv_clipped += kern_kv_store(m->dev, cache, k, ld, v, ld, b->slot[0], b->T);
     kern_attn_args a = {.q = q,
                         .ldq = ld,
                         .out = m->attn,
@@ -39,7 +39,7 @@ static void attention(model *m, int i, kv_pool *kv, const batch *b)
                         .scale = 1.0f / sqrtf((float)D),
                         .window = m->kv_shapes[i].window,
                         .kv = cache,
-                        .seqs = b->seqs,
+                        .seqs = b->seqs[0],
                         .n_seqs = b->n_seqs};
     kern_attention(m->dev, &a);
     kern_linear_run(m->dev, l->o, m->attn, nq, b->T, m->y, c->hidden_size);

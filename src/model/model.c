@@ -197,8 +197,8 @@ static int load_layer(model *m, int i, const arch_linear four[4], err *e)
     }
     for (int k = 0; k < 4; k++)
         TRY(make_linear(m, &four[k], slot[k], e));
-    m->kv_shapes[i] =
-        (kv_layer_shape){(int)c->n_kv_heads, (int)c->head_dim, arch_layer_window(c, i)};
+    m->kv_shapes[i] = (kv_layer_shape){
+        .Hk = (int)c->n_kv_heads, .D = (int)c->head_dim, .window = arch_layer_window(c, i)};
     TRY(quant_kv_scales(m->q, i, (int)c->n_kv_heads, &m->k_scales[i], &m->v_scales[i], e));
 out:
     return rc;

@@ -8,9 +8,11 @@
 
 typedef struct batch {               /* the only thing that crosses from engine to model */
     int64_t T;                       /* rows = new tokens of all sequences */
-    const int32_t *ids, *pos, *slot; /* [T]; slot = page*page_tokens + offset */
-    const kern_seq *seqs;
+    const int32_t *ids, *pos;        /* [T] */
+    const int32_t *slot[KV_GROUPS];  /* [T] page*page_tokens + offset, in each group's pages */
+    const kern_seq *seqs[KV_GROUPS]; /* [n_seqs], equal but for the page tables */
     int n_seqs;
+    const int32_t *state;    /* [n_seqs] state slot of each sequence; NULL = the model has none */
     const int32_t *rope_len; /* [n_seqs] tokens of the whole sequence, for rotary tables that depend
                                 on it; NULL = kv_len (a sequence that is not cut into chunks) */
     const int32_t *logit_rows;

@@ -205,7 +205,7 @@ static uint64_t workspace(const plan_in *in)
 static void count_kv(const plan_in *in, plan_out *out)
 {
     const ckpt_config *c = in->cfg;
-    kv_layer_shape shape = {(int)c->n_kv_heads, (int)c->head_dim, 0};
+    kv_layer_shape shape = {.Hk = (int)c->n_kv_heads, .D = (int)c->head_dim};
     kv_sizes one;
     kv_sizes_of(in->kv, &shape, 1, in->page_tokens, &one);
     uint64_t L = (uint64_t)c->n_layers, pt = (uint64_t)in->page_tokens;

@@ -196,7 +196,7 @@ static void cache_open(cache *c, kern_kv_type t, int Hk, int D, int page_tokens,
     err e = {0};
     memset(c, 0, sizeof *c);
     c->kv = (kern_kv_layer){.type = t, .Hk = Hk, .D = D, .page_tokens = page_tokens};
-    c->kv.page_stride = kern_kv_page_bytes(t, Hk, D, page_tokens) + 3 * 64;
+    c->kv.page_stride = kern_kv_page_bytes(t, Hk, D, 0, page_tokens) + 3 * 64;
     CHECK_OK(mem_alloc(&c->mem, c->kv.page_stride * (size_t)n_pages, &e));
     memset(c->mem, 0xff, c->kv.page_stride * (size_t)n_pages);
     c->kv.base = c->mem;

@@ -81,8 +81,8 @@ static inline int fixture_step(fixture *f, const int32_t *seq, int64_t from, int
     batch b = {.T = T,
                .ids = seq + from,
                .pos = pos,
-               .slot = pos, /* page i is page i: slot and position are the same number */
-               .seqs = &s,
+               .slot = {pos, pos}, /* page i is page i: slot and position are the same */
+               .seqs = {&s, &s},
                .n_seqs = 1,
                .rope_len = &whole,
                .logit_rows = rows,

@@ -31,7 +31,8 @@ static void bytes_exact(void **state)
         for (size_t i = 0; i < sizeof head_dims / sizeof *head_dims; i++) {
             kern_kv_type t = kv_formats[f].type;
             int D = head_dims[i];
-            kv_layer_shape layers[] = {{8, D, 0}, {2, D, 32}, {1, 64, 0}};
+            kv_layer_shape layers[] = {
+                {.Hk = 8, .D = D}, {.Hk = 2, .D = D, .window = 32}, {.Hk = 1, .D = 64}};
             kv_sizes s;
             kv_pool *p;
             kv_sizes_of(t, layers, 3, 16, &s);
@@ -76,7 +77,7 @@ static void store_and_read(kern_dev *dev, kern_kv_type t, int D, float lo, float
     enum { Hk = 2, T = 37, PT = 16 };
     err e = {0};
     kv_pool *p;
-    kv_layer_shape shape = {Hk, D, 0};
+    kv_layer_shape shape = {.Hk = Hk, .D = D};
     CHECK_OK(kv_pool_open(
         &p, dev,
         &(kv_pool_opts){
@@ -150,7 +151,7 @@ static void overflow_is_counted(void **state)
     for (int f = 0; f < kv_n_formats; f++) {
         kern_kv_type t = kv_formats[f].type;
         kv_pool *p;
-        kv_layer_shape shape = {1, 32, 0};
+        kv_layer_shape shape = {.Hk = 1, .D = 32};
         float k[32], v[32], back[32];
         int32_t slot = 3, page = 0;
         for (int i = 0; i < 32; i++)
@@ -183,7 +184,7 @@ static void static_scales(void **state)
     err e = {0};
     kern_dev *dev;
     kv_pool *p;
-    kv_layer_shape shape = {2, 16, 0};
+    kv_layer_shape shape = {.Hk = 2, .D = 16};
     float ks[2] = {2, 0.5f}, k[32], v[32], back[16];
     const float *k_scale[1] = {ks}, *v_scale[1] = {NULL};
     int32_t slot = 0, page = 0;

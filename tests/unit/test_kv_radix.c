@@ -21,7 +21,7 @@ static uint32_t next(world *w, uint32_t below)
 static void world_open(world *w, uint64_t seed)
 {
     err e = {0};
-    static const kv_layer_shape shape = {1, 16, 0};
+    static const kv_layer_shape shape = {.Hk = 1, .D = 16};
     *w = (world){.rng = seed};
     CHECK_OK(kern_open(&w->dev, &(kern_opts){.threads = 1}, &e));
     CHECK_OK(kv_pool_open(

@@ -40,6 +40,15 @@ static float activate(kern_glu act, float x)
         return 0.5f * x * (1.0f + erff(x * 0.70710678f));
     case KERN_RELU:
         return x > 0 ? x : 0;
+    case KERN_RELU2:
+        return x > 0 ? x * x : 0;
+    case KERN_QUICK_GELU:
+        return x / (1.0f + expf(-1.702f * x));
+    case KERN_SWIGLU_OAI:
+        x = x > 7.0f ? 7.0f : x;
+        return x / (1.0f + expf(-1.702f * x));
+    case KERN_GLU_COUNT:
+        break;
     }
     return x;
 }
@@ -47,7 +56,8 @@ static float activate(kern_glu act, float x)
 static void glu(kern_glu act, const float *g, const float *u, int64_t n, float *out)
 {
     for (int64_t i = 0; i < n; i++)
-        out[i] = activate(act, g[i]) * u[i];
+        out[i] = activate(act, g[i]) *
+                 (act == KERN_SWIGLU_OAI ? fminf(fmaxf(u[i], -7.0f), 7.0f) + 1.0f : u[i]);
 }
 
 static void round_fp8(float *v, int64_t n, float scale, float max, float mul)
