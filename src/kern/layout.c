@@ -39,7 +39,7 @@ static int stored_bits(num_dtype t)
     if (t == NUM_F32) return 32;
     if (t == NUM_F16 || t == NUM_BF16) return 16;
     if (t == NUM_F8_E4M3 || t == NUM_F8_E5M2) return 8;
-    if (t == NUM_F4_E2M1 || t == NUM_NF4) return 4;
+    if (t == NUM_F4_E2M1 || num_infos[t].kind == 'T') return 4;
     if (t >= NUM_I2 && t <= NUM_I4) return 4;
     if (t >= NUM_I5 && t <= NUM_I8) return 8;
     return 0;
@@ -135,7 +135,7 @@ static int begin(const qtensor *q, const kern_wshape *w, void *dst, err *e)
             p->lut[i] = num_fp4_table[i];
             p->ilut[i] = (int8_t)(2 * num_fp4_table[i]);
         } else {
-            p->lut[i] = q->table ? q->table[i] : num_nf4_table[i];
+            p->lut[i] = q->table ? q->table[i] : num_decode(w->code, (uint32_t)i);
         }
     }
     p->lut_mul = integer ? 1.0f : w->code == NUM_F4_E2M1 && !q->table ? 2.0f : 0.0f;

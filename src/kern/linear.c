@@ -84,6 +84,7 @@ static const char *judge(const kern_linear_row *r, uint32_t features, const kern
         const kern__layout *l = kern__layout_by_name(r->layout);
         why = l->refuse(&w);
         if (!why && d->shard[shard]->g_idx && !w.w.actorder) why = "group index without act-order";
+        if (!why && d->shard[shard]->flat) why = "blocks cross rows";
         if (!why && d->shard[shard]->E > 1) why = "nested experts";
     }
     if (!why) why = lacks(r->needs, features);

@@ -65,6 +65,24 @@ const float num_nf4_table[16] = {
     0.7229568362236023f,
     1.0f,
 };
+const float num_bnb_fp4_table[16] = {
+    0.0f,
+    0.0052083334885537624f,
+    0.6666666865348816f,
+    1.0f,
+    0.3333333432674408f,
+    0.5f,
+    0.1666666716337204f,
+    0.25f,
+    0.0f,
+    -0.0052083334885537624f,
+    -0.6666666865348816f,
+    -1.0f,
+    -0.3333333432674408f,
+    -0.5f,
+    -0.1666666716337204f,
+    -0.25f,
+};
 /* Midpoints of the table, in the digits of the common writer: fewer digits name other floats. A
  * value equal to one takes the lower code. */
 static const float nf4_above[15] = {
@@ -226,6 +244,8 @@ float num_decode(num_dtype t, uint32_t code)
         return num_fp4_table[code & 15];
     case NUM_NF4:
         return num_nf4_table[code & 15];
+    case NUM_BNB_FP4:
+        return num_bnb_fp4_table[code & 15];
     case NUM_U8:
     case NUM_BOOL:
         return (float)(code & 0xFF);
@@ -265,6 +285,18 @@ static uint32_t encode_nf4(float x)
     return c;
 }
 
+/* Borders in the writer's digits; the sign bit is set for negative values that become 0, too. */
+static uint32_t encode_bnb_fp4(float x)
+{
+    static const float above[7] = {0.00260417f, 0.0859375f, 0.20833333f, 0.29166667f,
+                                   0.4166667f,  0.583333f,  0.8333333f};
+    static const uint8_t code[8] = {0, 1, 6, 7, 4, 5, 2, 3};
+    int i = 0;
+    while (i < 7 && fabsf(x) > above[i])
+        i++;
+    return (x < 0 ? 8u : 0u) | code[i];
+}
+
 static int64_t clamp_int(double x, double lo, double hi)
 {
     if (isnan(x)) return 0;
@@ -291,6 +323,8 @@ uint32_t num_encode(num_dtype t, float x)
         return encode_small(x, 1, 0, 7, 0, 3);
     case NUM_NF4:
         return encode_nf4(x);
+    case NUM_BNB_FP4:
+        return encode_bnb_fp4(x);
     case NUM_BOOL:
         return x != 0.0f;
     case NUM_U8:
@@ -443,7 +477,12 @@ void num_decode_row(num_dtype t, const void *codes, size_t n, float *out)
         return;
     case NUM_F4_E2M1:
     case NUM_NF4:
-        decode_table_row(p, n, 4, t == NUM_NF4 ? num_nf4_table : num_fp4_table, out);
+    case NUM_BNB_FP4:
+        decode_table_row(p, n, 4,
+                         t == NUM_NF4       ? num_nf4_table
+                         : t == NUM_BNB_FP4 ? num_bnb_fp4_table
+                                            : num_fp4_table,
+                         out);
         return;
     default:
         if (bits >= 8) {

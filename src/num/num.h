@@ -50,5 +50,6 @@ float num_round(num_dtype t, float x); /* decode(encode(x)) */
 uint8_t num_mx_scale(float amax, int off);
 
 extern const float num_nf4_table[16];
-extern const float num_fp4_table[16]; /* E2M1 by code, sign in bit 3 */
+extern const float num_bnb_fp4_table[16]; /* by code, sign in bit 3; code 8 is +0 */
+extern const float num_fp4_table[16];     /* E2M1 by code, sign in bit 3 */
 #endif

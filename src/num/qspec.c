@@ -58,6 +58,7 @@ static const element elements[] = {
     {"w", "int3", NUM_I3, W_INT, Q_GROUP, 128, false, QS_FLOAT},
     {"w", "int2", NUM_I2, W_INT, Q_GROUP, 64, false, QS_FLOAT},
     {"w", "nf4", NUM_NF4, G(Q_GROUP), Q_GROUP, 64, false, QS_FLOAT},
+    {"w", "bnb_fp4", NUM_BNB_FP4, G(Q_GROUP), Q_GROUP, 64, false, QS_FLOAT},
     {"wa", "nvfp4", NUM_F4_E2M1, G(Q_GROUP), Q_GROUP, 16, true, QS_NVFP4},
     {"wa", "mxfp4", NUM_F4_E2M1, G(Q_GROUP), Q_GROUP, 32, true, QS_MX},
     {"wa", "mxfp8", NUM_F8_E4M3, G(Q_GROUP), Q_GROUP, 32, true, QS_MX},
@@ -159,12 +160,13 @@ static int32_t number(const char *s, size_t n, size_t *i)
     return v;
 }
 
-/* "g128", "group128", "b64" (the block word of bitsandbytes, nf4 only). 0 = not such a word. */
+/* "g128", "group128", "b64" (the block word of bitsandbytes, for its types only). 0 = not such a
+ * word. */
 static int32_t group_word(const element *el, const char *s, size_t n)
 {
-    size_t i = n > 5 && !memcmp(s, "group", 5)                                  ? 5
-               : n > 1 && (s[0] == 'g' || (s[0] == 'b' && el->type == NUM_NF4)) ? 1
-                                                                                : 0;
+    size_t i = n > 5 && !memcmp(s, "group", 5)                                              ? 5
+               : n > 1 && (s[0] == 'g' || (s[0] == 'b' && num_infos[el->type].kind == 'T')) ? 1
+                                                                                            : 0;
     if (!i) return 0;
     int32_t v = number(s, n, &i);
     return i == n ? v : 0;
@@ -389,9 +391,9 @@ void qaxis_format(const qaxis *a, buf *out)
     bool own_group = a->scale != QS_FLOAT; /* part of the element: "g16" on every axis */
     if (a->gran == Q_GROUP)
         buf_printf(out, ",%s%d",
-                   a->type == NUM_NF4         ? "b"
-                   : a->dynamic && !own_group ? "group"
-                                              : "g",
+                   num_infos[a->type].kind == 'T' ? "b"
+                   : a->dynamic && !own_group     ? "group"
+                                                  : "g",
                    a->group);
     if (a->gran == Q_BLOCK) buf_printf(out, ",block%dx%d", a->block_n, a->block_k);
     if (a->asym) buf_puts(out, ",asym");

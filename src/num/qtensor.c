@@ -72,6 +72,12 @@ static bool shape_is_sane(int64_t E, int64_t N, int64_t K)
     return E >= 1 && N >= 1 && K >= 1 && E <= max && N <= max && K <= max;
 }
 
+/* The table of a code type that is an index into one. */
+static const float *builtin_table(num_dtype t)
+{
+    return t == NUM_NF4 ? num_nf4_table : t == NUM_BNB_FP4 ? num_bnb_fp4_table : NULL;
+}
+
 int qtensor_alloc(qtensor *q, const qspec *spec, num_dtype scale_type, int64_t E, int64_t N,
                   int64_t K, err *e)
 {
@@ -102,7 +108,7 @@ int qtensor_alloc(qtensor *q, const qspec *spec, num_dtype scale_type, int64_t E
         TRY(own(q, &p, E, q->scale_rows, q->scale_cols, 1, e));
         q->zeros = p;
     }
-    if (w->type == NUM_NF4) q->table = num_nf4_table;
+    q->table = builtin_table(w->type);
 out:
     if (rc < 0) qtensor_free(q);
     return rc;
@@ -130,6 +136,11 @@ static int64_t grid_row(const qtensor *q, int64_t row)
     return (row / q->N * q->scale_rows + row % q->N / q->block_n) * q->scale_cols;
 }
 
+static int64_t grid_at(const qtensor *q, int64_t row, int64_t k)
+{
+    return grid_row(q, row) + (q->flat ? (row % q->N * q->K + k) / q->block_k : group_of(q, k));
+}
+
 static float global_of(const qtensor *q, int64_t row)
 {
     int64_t n = row % q->N;
@@ -154,14 +165,13 @@ int32_t qtensor_code(const qtensor *q, int64_t row, int64_t k)
 
 float qtensor_scale(const qtensor *q, int64_t row, int64_t k)
 {
-    float s =
-        q->scales ? element_at(q->scale_type, q->scales, grid_row(q, row) + group_of(q, k)) : 1;
+    float s = q->scales ? element_at(q->scale_type, q->scales, grid_at(q, row, k)) : 1;
     return s * global_of(q, row);
 }
 
 float qtensor_zero(const qtensor *q, int64_t row, int64_t k)
 {
-    return q->zeros ? element_at(q->zero_type, q->zeros, grid_row(q, row) + group_of(q, k)) : 0;
+    return q->zeros ? element_at(q->zero_type, q->zeros, grid_at(q, row, k)) : 0;
 }
 
 /* ---- rows --------------------------------------------------------------------------------------
@@ -204,17 +214,18 @@ void qtensor_decode_row_as(const qtensor *q, int64_t row, num_dtype t, float *ou
 {
     decode_codes(q, row, out);
     float global = global_of(q, row);
-    int64_t base = grid_row(q, row);
+    int64_t skip = q->flat ? row % q->N * q->K % q->block_k : 0; /* of the first block of the row */
     if (!q->scales && !q->zeros && !q->n_global && t == NUM_F32) return;
     for (int64_t lo = 0, hi; lo < q->K; lo = hi) {
-        int64_t g = group_of(q, lo);
         if (q->g_idx)
-            for (hi = lo + 1; hi < q->K && q->g_idx[hi] == g; hi++) {
+            for (hi = lo + 1; hi < q->K && q->g_idx[hi] == q->g_idx[lo]; hi++) {
             }
         else
-            hi = q->K - lo > q->block_k ? lo + q->block_k : q->K;
-        float s = q->scales ? element_at(q->scale_type, q->scales, base + g) : 1;
-        float z = q->zeros ? element_at(q->zero_type, q->zeros, base + g) : 0;
+            hi = q->K - lo > q->block_k - skip ? lo + q->block_k - skip : q->K;
+        skip = 0;
+        int64_t at = grid_at(q, row, lo);
+        float s = q->scales ? element_at(q->scale_type, q->scales, at) : 1;
+        float z = q->zeros ? element_at(q->zero_type, q->zeros, at) : 0;
         if (t == NUM_F32)
             scale_run(out, lo, hi, z, s, global);
         else
@@ -252,6 +263,10 @@ static int check_grid(const qtensor *q, const char *name, err *e)
                        name, (long long)q->scale_rows, (long long)q->scale_cols,
                        (long long)q->block_n, (long long)q->block_k);
     int64_t rows = ceil_div(q->N, q->block_n), cols = ceil_div(q->K, q->block_k);
+    if (q->flat) cols = ceil_div(q->N * q->K, q->block_k);
+    if (q->flat && (q->zeros || q->g_idx || q->block_n != q->N))
+        return err_set(e, ERR_SHAPE, "%s: blocks that cross rows have no zeros, order or row tiles",
+                       name);
     if (q->scale_rows != rows || (!q->g_idx && q->scale_cols != cols))
         return err_set(e, ERR_SHAPE,
                        "%s: scales are [%lld, %lld], a weight of [%lld, %lld] needs [%lld, %lld]",
@@ -332,6 +347,14 @@ out:
 /* ---- views -------------------------------------------------------------------------------------
  */
 
+static int crosses_rows(const qtensor *q, err *e)
+{
+    return err_set(e, ERR_UNSUPPORTED,
+                   "blocks of %lld run over the ends of rows of %lld: such a weight is not taken "
+                   "apart",
+                   (long long)q->block_k, (long long)q->K);
+}
+
 static const void *advance(const void *p, num_dtype t, int64_t elements)
 {
     return p ? (const uint8_t *)p + num_bytes(t, 1) * (size_t)elements : NULL;
@@ -339,6 +362,7 @@ static const void *advance(const void *p, num_dtype t, int64_t elements)
 
 static int slice_rows(qtensor *v, int64_t lo, int64_t hi, err *e)
 {
+    if (v->flat) return crosses_rows(v, e);
     if (v->E != 1)
         return err_set(e, ERR_UNSUPPORTED, "rows of %lld experts: cut out one expert first",
                        (long long)v->E);
@@ -388,6 +412,7 @@ static int cut_grid(qtensor *v, num_dtype t, const void **data, int64_t lo, int6
 /* With act-order the grid stays whole: any column may belong to any group. */
 static int slice_columns(qtensor *v, int64_t lo, int64_t hi, err *e)
 {
+    if (v->flat) return crosses_rows(v, e);
     size_t bits = (size_t)num_infos[v->code].bits;
     bool grouped = !v->g_idx && (v->scales || v->zeros) && v->block_k < v->K;
     int rc = 0;
@@ -524,6 +549,7 @@ int qtensor_rows(const qtensor *q, const int32_t *rows, int64_t n, qtensor *out,
     v.n_owned = 0;
     memset(v.owned, 0, sizeof v.owned);
     if (n < 1) return err_set(e, ERR_VALUE, "%lld rows to gather", (long long)n);
+    if (q->flat) return crosses_rows(q, e);
     for (int64_t i = 0; i < n; i++)
         if (rows[i] < 0 || rows[i] >= q->N)
             return err_set(e, ERR_VALUE, "row %d of %lld rows cannot be gathered", rows[i],
@@ -532,7 +558,7 @@ int qtensor_rows(const qtensor *q, const int32_t *rows, int64_t n, qtensor *out,
     v.codes = codes;
     TRY(gather_globals(q, rows, n, &v, e));
     if (q->scales || q->zeros) TRY(gather_grid(rows, n, &v, e));
-    if (q->table && q->table != num_nf4_table) {
+    if (q->table && q->table != builtin_table(q->code)) {
         TRY(own_copy(&v, q->table, 1 << num_infos[q->code].bits, sizeof *q->table, &p, e));
         v.table = p;
     }

@@ -13,7 +13,10 @@
  *            (float zero points); NULL = 0. Subtracted before scaling.
  * global     second-level multiplier (NVFP4: 1/weight_global_scale), one per row range:
  *            n_global entries, entry i covers rows [global_row[i], global_row[i+1]) of each expert.
- * table      16 (or 256) values when the code is a table index (NF4); else NULL.
+ * table      16 (or 256) values when the code is a table index (NF4, BNB_FP4); else NULL.
+ * flat       blocks of block_k run over all N*K elements of an expert and cross rows (bitsandbytes
+ *            with K % block != 0): scale_rows 1, scale_cols ceil(N*K / block_k), and the scale of
+ *            (n,k) is entry (n*K + k) / block_k. No zeros, no g_idx.
  * g_idx      [K] group of column k (act-order); NULL = k / block_k.
  * pre_scale  [K] the activation is multiplied by this before use (AWQ/SmoothQuant exports); NULL =
  * none. input_scale/input_zero/input_global: static activation quantization; 0 = none.
@@ -37,6 +40,7 @@ typedef struct qtensor {
     const void *scales;
     int64_t scale_rows, scale_cols;
     int64_t block_n, block_k;
+    bool flat;
     num_dtype zero_type;
     const void *zeros;
     int n_global;

@@ -92,7 +92,7 @@ static void scale_cell(const job *j, int64_t i)
         s = num_round(j->type, num_round(j->type, hi - lo) / steps);
         ((int8_t *)(uintptr_t)q->zeros)[i] = zero_of(j, lo, s);
     } else {
-        float span = q->code == NUM_F8_E4M3 ? 448 : q->code == NUM_NF4 ? 1 : steps / 2;
+        float span = q->code == NUM_F8_E4M3 ? 448 : num_infos[q->code].kind == 'T' ? 1 : steps / 2;
         s = num_round(j->type, amax / span);
     }
     if (s == 0) s = eps_of(j->type);

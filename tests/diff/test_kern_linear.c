@@ -49,6 +49,7 @@ static const scheme schemes[] = {
     {"w:mxfp4,g32 a:bf16", NUM_F8_E8M0},
     {"w:mxfp4,g32 a:mxfp4,g32", NUM_F8_E8M0},
     {"w:nf4,g64 a:bf16", NUM_F32},
+    {"w:bnb_fp4,g64 a:bf16", NUM_F32},
 };
 enum { N_SCHEMES = sizeof schemes / sizeof *schemes };
 

@@ -134,11 +134,28 @@ def nf4():
     return section("nf4", 0, np.arange(16), bits(NF4)) + section("nf4", 1, bits(x), enc)
 
 
+# Values and borders of bitsandbytes' own 4-bit float (csrc/kernels.cu, dQuantizeFP4).
+BNB_FP4 = np.array([0, 0.005208333488553762, 0.6666666865348816, 1, 0.3333333432674408, 0.5,
+                    0.1666666716337204, 0.25], np.float32)
+BNB_FP4_BORDERS = "0.00260417 0.0859375 0.20833333 0.29166667 0.4166667 0.583333 0.8333333".split()
+
+
+def bnb_fp4():
+    mid = np.array([nearest_float32(d) for d in BNB_FP4_BORDERS], np.float32)
+    order = np.argsort(BNB_FP4)
+    assert (np.abs(mid - (BNB_FP4[order][1:] + BNB_FP4[order][:-1]) / np.float32(2)) < 1e-6).all()
+    table = np.concatenate([BNB_FP4, np.where(BNB_FP4 == 0, BNB_FP4, -BNB_FP4)])
+    pos = np.concatenate([table, np.nextafter(mid, np.float32(np.inf)), mid])
+    x = np.concatenate([pos, -pos, EDGES, noise(600, 5, -10, 2)])
+    enc = order[(np.abs(x)[:, None] > mid[None, :]).sum(1)] + np.where(x < 0, 8, 0)
+    return section("bnb_fp4", 0, np.arange(16), bits(table)) + section("bnb_fp4", 1, bits(x), enc)
+
+
 def build():
     out = b"TNUM1\0\0\0"
     for name in SMALL:
         out += small_floats(name)
-    out += e8m0() + nf4()
+    out += e8m0() + nf4() + bnb_fp4()
     out += half("bf16", ml_dtypes.bfloat16) + half("f16", np.float16)
     for b in range(2, 9):
         out += integers(b)

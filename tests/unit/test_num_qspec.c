@@ -72,6 +72,7 @@ static void canonical(void **state)
     check_text("w:nvfp4 a:nvfp4 kv:fp4", "w:nvfp4,g16 a:nvfp4,g16 kv:fp4,g16");
     check_text("w:mxfp4,g32 a:mxfp8 kv:int8", "w:mxfp4,g32 a:mxfp8,g32 kv:int8,token_head");
     check_text("w:nf4,b64", "w:nf4,b64 a:bf16 kv:bf16");
+    check_text("w:bnb_fp4", "w:bnb_fp4,b64 a:bf16 kv:bf16");
     check_text("w:nf4,g128", "w:nf4,b128 a:bf16 kv:bf16");
     check_text("a:int8,tensor,asym w:int8,tensor", "w:int8,tensor a:int8,tensor,asym kv:bf16");
     check_text("a:fp8,tensor,dynamic", "w:bf16 a:fp8_e4m3,tensor,dynamic kv:bf16");

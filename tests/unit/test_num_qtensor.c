@@ -63,6 +63,7 @@ static const struct {
     {"w:mxfp4,g32", NUM_F32},
     {"w:mxfp8", NUM_F32},
     {"w:nf4,b64", NUM_F32},
+    {"w:bnb_fp4,b32", NUM_F32},
     {"w:int7,channel,asym", NUM_F16},
 };
 enum { N_CASES = sizeof cases / sizeof *cases };
@@ -342,6 +343,54 @@ static void plain(void **state)
     qtensor_free(&q);
 }
 
+/* bitsandbytes with K % 64 != 0: blocks run over the ends of rows. Every value by hand. */
+static void flat_blocks(void **state)
+{
+    (void)state;
+    err e = {0};
+    enum { E = 2, N = 5, K = 50, B = 32, NB = (N * K + B - 1) / B };
+    uint8_t codes[E * N * K / 2];
+    float scales[E * NB], row[K];
+    for (size_t i = 0; i < sizeof codes; i++)
+        codes[i] = (uint8_t)rnd();
+    for (int i = 0; i < E * NB; i++)
+        scales[i] = (float)(i + 1);
+    qtensor q, v;
+    qtensor_plain(&q, NUM_NF4, N, K, codes);
+    q.E = E;
+    q.table = num_nf4_table;
+    q.spec.w = (qaxis){.type = NUM_NF4, .gran = Q_GROUP, .group = B};
+    q.scales = scales;
+    q.scale_type = NUM_F32;
+    q.flat = true;
+    q.block_k = B;
+    q.scale_rows = 1;
+    q.scale_cols = NB;
+    CHECK_OK(qtensor_check(&q, "flat", &e));
+    check_rows(&q, "flat");
+    for (int r = 0; r < E * N; r++) {
+        qtensor_decode_row(&q, r, row);
+        for (int k = 0; k < K; k++) {
+            int at = r % N * K + k, x = r / N * NB + at / B;
+            uint8_t byte = codes[(r * K + k) / 2];
+            float want = num_nf4_table[k & 1 ? byte >> 4 : byte & 15] * (float)(x + 1);
+            if (row[k] != want)
+                fail_msg("[%d, %d] is %g, not %g", r, k, (double)row[k], (double)want);
+        }
+    }
+    CHECK_OK(qtensor_slice(&q, 'E', 1, 2, &v, &e));
+    float whole[K];
+    qtensor_decode_row(&v, 3, row);
+    qtensor_decode_row(&q, N + 3, whole);
+    assert_memory_equal(row, whole, sizeof row);
+    CHECK_ERR(qtensor_slice(&v, 'N', 0, 2, &q, &e), ERR_UNSUPPORTED, "ends of rows");
+    CHECK_ERR(qtensor_slice(&v, 'K', 0, 32, &q, &e), ERR_UNSUPPORTED, "ends of rows");
+    const int32_t rows[2] = {1, 0};
+    CHECK_ERR(qtensor_rows(&v, rows, 2, &q, &e), ERR_UNSUPPORTED, "ends of rows");
+    v.scale_cols--;
+    CHECK_ERR(qtensor_check(&v, "flat", &e), ERR_SHAPE, "needs [1, 8]");
+}
+
 /* Row i of the copy is row rows[i] of the original, for every scheme, in every expert. */
 static void gathered(void **state)
 {
@@ -414,6 +463,7 @@ int main(void)
         cmocka_unit_test(damaged),
         cmocka_unit_test(bytes),
         cmocka_unit_test(plain),
+        cmocka_unit_test(flat_blocks),
         cmocka_unit_test(gathered),
         cmocka_unit_test(transposed),
     };
