@@ -114,6 +114,55 @@ int json_parse(json **out, const char *text, size_t len, const char *where, err 
     return 0;
 }
 
+/* The node behind x in the order of the text, below root. */
+static json *next_node(json *x, const json *root, json **up, size_t *depth)
+{
+    if (x->child) {
+        up[(*depth)++] = x;
+        return x->child;
+    }
+    while (x != root && !x->next)
+        x = up[--*depth];
+    return x == root ? NULL : x->next;
+}
+
+/* The text of the number at s when its double does not say it all (see json.h), else NULL. */
+static char *number_text(const char *s, size_t n)
+{
+    size_t digits = 0;
+    bool plain = true;
+    for (size_t i = 0; i < n; i++) {
+        plain = plain && s[i] != '.' && s[i] != 'e' && s[i] != 'E';
+        digits += s[i] >= '0' && s[i] <= '9';
+    }
+    if (plain && digits <= 15) return NULL;
+    char *text = xstrndup(s, n);
+    double f = strtod(text, NULL);
+    if (plain || f == floor(f)) return text;
+    free(text);
+    return NULL;
+}
+
+int json_parse_exact(json **out, const char *text, size_t len, const char *where, err *e)
+{
+    json *up[JSON_MAX_DEPTH + 1];
+    size_t depth = 0, at = 0;
+    int rc = json_parse(out, text, len, where, e);
+    for (json *x = rc < 0 ? NULL : *out; x; x = next_node(x, *out, up, &depth)) {
+        if (!cJSON_IsNumber(x)) continue;
+        for (; at < len && !strchr("-0123456789", text[at]); at++) /* to the next number */
+            if (text[at] == '"')
+                while (text[++at] != '"')
+                    at += text[at] == '\\';
+        size_t n = 0;
+        while (at + n < len && strchr("+-.eE0123456789", text[at + n]))
+            n++;
+        x->valuestring = number_text(text + at, n); /* cJSON_Delete frees it */
+        at += n;
+    }
+    return rc;
+}
+
 int json_parse_file(json **out, const char *path, err *e)
 {
     buf b = {0};

@@ -12,6 +12,10 @@
 
 typedef cJSON json;
 int json_parse(json **out, const char *text, size_t len, const char *where, err *e);
+/* As json_parse, and numbers that a double or its printed form would change keep their text in
+ * valuestring: integers of more than 15 digits, and whole numbers written with a point or exponent
+ * (1.0 is no integer to who prints it). Others have valuestring NULL. Copies keep it. */
+int json_parse_exact(json **out, const char *text, size_t len, const char *where, err *e);
 int json_parse_file(json **out, const char *path, err *e); /* file size limit 1 GiB */
 void json_drop(json *j);
 

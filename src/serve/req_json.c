@@ -39,7 +39,7 @@ int serve__parse_body(const buf *body, json **out, fault *f)
     if (serve__count_values(body->data, body->len) > SERVE_MAX_VALUES)
         return serve__fault_set(f, 400, "", "The request body holds more than %d JSON values.",
                                 SERVE_MAX_VALUES);
-    if (json_parse(out, body->data, body->len, "request body", &e) < 0)
+    if (json_parse_exact(out, body->data, body->len, "request body", &e) < 0)
         return serve__fault_set(f, 400, "", "%s", e.msg);
     if (!cJSON_IsObject(*out)) {
         json_drop(*out);

@@ -40,6 +40,36 @@ static void accepted(void **state)
     json_drop(j);
 }
 
+static void exact_numbers(void **state)
+{
+    (void)state;
+    static const char t[] =
+        "{\"a\":[1,1.0,9007199254740993,{\"x\\\\\":\"7 \\\" 8\",\"y\":-0.0}],\"b\":0.5,\"c\":1e3,"
+        "\"d\":[],\"e\":-123456789012345678901234567890,\"f\":7}";
+    err e = {0};
+    json *j, *copy;
+    char *text = xmalloc(sizeof t - 1);
+    memcpy(text, t, sizeof t - 1);
+    CHECK_OK(json_parse_exact(&j, text, sizeof t - 1, "body", &e));
+    free(text);
+    copy = cJSON_Duplicate(j, 1);
+    json_drop(j);
+    const json *a = json_get(copy, "a")->child;
+    assert_null(a->valuestring);
+    assert_string_equal(a->next->valuestring, "1.0");
+    assert_string_equal(a->next->next->valuestring, "9007199254740993");
+    assert_string_equal(json_get(a->next->next->next, "y")->valuestring, "-0.0");
+    assert_null(json_get(copy, "b")->valuestring);
+    assert_string_equal(json_get(copy, "c")->valuestring, "1e3");
+    assert_string_equal(json_get(copy, "e")->valuestring, "-123456789012345678901234567890");
+    assert_null(json_get(copy, "f")->valuestring);
+    json_drop(copy);
+    CHECK_OK(json_parse_exact(&j, "7", 1, "body", &e));
+    json_drop(j);
+    CHECK_ERR(json_parse_exact(&j, "[7", 2, "body", &e), ERR_FORMAT, "byte");
+    assert_null(j);
+}
+
 static void refused(void **state)
 {
     (void)state;
@@ -285,11 +315,11 @@ static void files(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(accepted),     cmocka_unit_test(refused),
-        cmocka_unit_test(deep_nesting), cmocka_unit_test(getters),
-        cmocka_unit_test(long_numbers), cmocka_unit_test(mutations),
-        cmocka_unit_test(writer),       cmocka_unit_test(doubles_come_back),
-        cmocka_unit_test(files),
+        cmocka_unit_test(accepted),          cmocka_unit_test(exact_numbers),
+        cmocka_unit_test(refused),           cmocka_unit_test(deep_nesting),
+        cmocka_unit_test(getters),           cmocka_unit_test(long_numbers),
+        cmocka_unit_test(mutations),         cmocka_unit_test(writer),
+        cmocka_unit_test(doubles_come_back), cmocka_unit_test(files),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
