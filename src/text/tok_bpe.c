@@ -69,30 +69,6 @@ static uint32_t pair_rank(const bpe *b, int32_t left, int32_t right, int32_t *id
 /* ---- loading ----------------------------------------------------------------------------------
  */
 
-static int load_vocab(tok_model *m, const json *j, const char *where, err *e)
-{
-    const json *v = json_get(j, "vocab");
-    size_t n = 0;
-    if (!cJSON_IsObject(v))
-        return err_set(e, ERR_MISSING, "%s: model BPE needs the object 'vocab'", where);
-    for (const json *c = v->child; c; c = c->next)
-        n++;
-    if (!n)
-        return err_set(e, ERR_MISSING,
-                       "%s: 'vocab' of model BPE is empty; convert the tokenizer again", where);
-    tok__vocab_reserve(&m->vocab, n + 1);
-    for (const json *c = v->child; c; c = c->next) {
-        double d = c->valuedouble;
-        if (!cJSON_IsNumber(c) || d < 0 || d >= (double)TOK_MAX_ID || d != (double)(int64_t)d)
-            return err_set(e, ERR_FORMAT,
-                           "%s: id of token '%.80s' must be an integer between 0 and %lld", where,
-                           c->string, (long long)TOK_MAX_ID - 1);
-        int rc = tok__vocab_add(&m->vocab, c->string, strlen(c->string), (int64_t)d, where, e);
-        if (rc < 0) return rc;
-    }
-    return 0;
-}
-
 static int bad_merge(size_t index, const char *why, const char *where, err *e)
 {
     return err_set(e, ERR_FORMAT, "%s: merges[%zu] %s; expected \"a b\" or [\"a\", \"b\"]", where,
@@ -240,7 +216,7 @@ static void fill_tables(const tok_model *m, bpe *b)
 static int bpe_load(tok_model *m, const json *j, const char *where, err *e)
 {
     bpe *b = m->state = xcalloc(1, sizeof *b);
-    int rc = load_vocab(m, j, where, e);
+    int rc = tok__vocab_load(&m->vocab, j, "BPE", where, e);
     if (rc >= 0) rc = load_flags(m, b, j, where, e);
     if (rc >= 0) rc = load_merges(m, b, j, where, e);
     if (rc >= 0) fill_tables(m, b);
@@ -409,17 +385,6 @@ static void merge_long(const bpe *b, symbol *v, size_t n, uint64_t *h, ids *out)
         ids_push(out, v[i].id);
 }
 
-static int need_memory(tok_work *w, size_t bytes, err *e)
-{
-    if (w->model_mem_bytes >= bytes) return 0;
-    mem_free(w->model_mem);
-    w->model_mem = NULL;
-    w->model_mem_bytes = 0;
-    int rc = mem_alloc(&w->model_mem, bytes, e);
-    if (rc == 0) w->model_mem_bytes = bytes;
-    return rc;
-}
-
 static int encode_word(const tok_model *m, tok_work *w, const char *s, size_t n, ids *out, err *e)
 {
     const bpe *b = m->state;
@@ -428,7 +393,7 @@ static int encode_word(const tok_model *m, tok_work *w, const char *s, size_t n,
     size_t widest =
         n + 1 + (b->prefix ? n * strlen(b->prefix) : 0) + (b->suffix ? strlen(b->suffix) : 0);
     if (widest > SHORT) {
-        int rc = need_memory(w, widest * (sizeof(symbol) + 3 * sizeof(uint64_t)), e);
+        int rc = tok__work_memory(w, widest * (sizeof(symbol) + 3 * sizeof(uint64_t)), e);
         if (rc < 0) return rc;
         y.v = w->model_mem;
     }

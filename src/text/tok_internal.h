@@ -29,6 +29,8 @@ typedef struct tok_vocab {
 void tok__vocab_reserve(tok_vocab *v, size_t strings);
 /* A string that is there already gets the new id; an id that is there already is an error. */
 int tok__vocab_add(tok_vocab *v, const char *s, size_t n, int64_t id, const char *where, err *e);
+/* The object "vocab" of a model: string to id. */
+int tok__vocab_load(tok_vocab *out, const json *j, const char *model, const char *where, err *e);
 int32_t tok__vocab_find(const tok_vocab *v, const char *s, size_t n);
 const char *tok__vocab_name(const tok_vocab *v, int32_t id, size_t *n); /* NULL if none */
 void tok__vocab_drop(tok_vocab *v);
@@ -80,6 +82,7 @@ typedef struct tok_work {
     size_t model_mem_bytes;
     ids out;
 } tok_work;
+int tok__work_memory(tok_work *w, size_t bytes, err *e); /* model_mem holds at least bytes */
 
 /* ---- stages -------------------------------------------------------------------------------- */
 typedef struct tok_strings { /* list of byte strings for decoders */

@@ -98,6 +98,31 @@ int tok__vocab_add(tok_vocab *v, const char *s, size_t n, int64_t id, const char
     return 0;
 }
 
+int tok__vocab_load(tok_vocab *out, const json *j, const char *model, const char *where, err *e)
+{
+    const json *v = json_get(j, "vocab");
+    size_t n = 0;
+    if (!cJSON_IsObject(v))
+        return err_set(e, ERR_MISSING, "%s: model %s needs the object 'vocab'", where, model);
+    for (const json *c = v->child; c; c = c->next)
+        n++;
+    if (!n)
+        return err_set(e, ERR_MISSING,
+                       "%s: 'vocab' of model %s is empty; convert the tokenizer again", where,
+                       model);
+    tok__vocab_reserve(out, n + 1);
+    for (const json *c = v->child; c; c = c->next) {
+        double d = c->valuedouble;
+        if (!cJSON_IsNumber(c) || d < 0 || d >= (double)TOK_MAX_ID || d != (double)(int64_t)d)
+            return err_set(e, ERR_FORMAT,
+                           "%s: id of token '%.80s' must be an integer between 0 and %lld", where,
+                           c->string, (long long)TOK_MAX_ID - 1);
+        int rc = tok__vocab_add(out, c->string, strlen(c->string), (int64_t)d, where, e);
+        if (rc < 0) return rc;
+    }
+    return 0;
+}
+
 const char *tok__vocab_name(const tok_vocab *v, int32_t id, size_t *n)
 {
     if (id < 0 || (size_t)id >= v->n || v->off[id] == UINT32_MAX) return NULL;

@@ -76,6 +76,17 @@ static void work_give(const tokenizer *t, tok_work *w)
     pthread_mutex_unlock(&t->pool->lock);
 }
 
+int tok__work_memory(tok_work *w, size_t bytes, err *e)
+{
+    if (w->model_mem_bytes >= bytes) return 0;
+    mem_free(w->model_mem);
+    w->model_mem = NULL;
+    w->model_mem_bytes = 0;
+    int rc = mem_alloc(&w->model_mem, bytes, e);
+    if (rc == 0) w->model_mem_bytes = bytes;
+    return rc;
+}
+
 void tokenizer_close(tokenizer *t)
 {
     if (!t) return;
