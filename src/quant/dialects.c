@@ -17,6 +17,7 @@ static const quant_dialect dialect_ct = {
     .detect = quant__ct_detect,
     .has = quant__ct_has,
     .load = quant__ct_load,
+    .parts = quant__ct_parts,
     .store = quant__ct_store,
     .emit_config = quant__ct_emit_config,
 };
@@ -41,30 +42,6 @@ int quant__warn(quant_ckpt *q, const char *fmt, ...)
     return 0;
 }
 
-int quant__own(qtensor *t, size_t a, size_t b, void **out, err *e)
-{
-    size_t n;
-    if (!mem_mul(a, b, &n) || t->n_owned == QT_MAX_OWNED)
-        return err_set(e, ERR_LIMIT, "quantized tensor: %zu x %zu bytes is too large", a, b);
-    int rc = mem_alloc_huge(out, n ? n : 1, e);
-    if (rc < 0) return rc;
-    t->owned[t->n_owned++] = *out;
-    return 0;
-}
-
-int quant__tensor(const quant_ckpt *q, const char *module, const char *suffix, bool need,
-                  const ckpt_tensor **out, err *e)
-{
-    char name[QUANT_NAME_MAX];
-    int n = snprintf(name, sizeof name, "%s.%s", module, suffix);
-    *out = NULL;
-    if (n < 0 || (size_t)n >= sizeof name)
-        return err_set(e, ERR_LIMIT, "module name of %zu bytes is too long", strlen(module));
-    if (need) return ckpt_need(q->c, name, out, e);
-    *out = ckpt_find(q->c, name);
-    return 0;
-}
-
 /* ---- recognition -------------------------------------------------------------------------------
  */
 
@@ -76,27 +53,60 @@ static bool word_in(const char *words, const char *w)
     return false;
 }
 
+static bool ends(const char *s, const char *tail)
+{
+    size_t n = strlen(s), m = strlen(tail);
+    return n >= m && !strcmp(s + n - m, tail);
+}
+
+static bool holds_qweight(const quant_ckpt *q)
+{
+    for (size_t i = 0; i < ckpt_n_tensors(q->c); i++)
+        if (ends(ckpt_tensor_at(q->c, i)->name, ".qweight")) return true;
+    return false;
+}
+
+/* Where writers before quantization_config left it. The files of GPTQ and AWQ tools count only
+ * where the tensors are such: a stray one beside plain weights says nothing. */
+static int side_config(quant_ckpt *q, err *e)
+{
+    static const char *const files[] = {"hf_quant_config.json", "quantize_config.json",
+                                        "quant_config.json"};
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        if (i == 1 && !holds_qweight(q)) break;
+        char *path = ckpt_side_file(q->c, files[i]);
+        if (!path) continue;
+        q->where = arena_strdup(q->mem, path);
+        int rc = json_parse_file(&q->side, path, e);
+        free(path);
+        if (rc < 0) return rc;
+        if (!cJSON_IsObject(q->side))
+            return err_set(e, ERR_FORMAT, "%s: must be a JSON object", q->where);
+        q->config = q->side;
+        return 0;
+    }
+    return 0;
+}
+
 /* The method by its own key, or by the keys that only one family writes. */
 static int method_of(const quant_ckpt *q, char out[64], err *e)
 {
-    const ckpt_config *c = ckpt_cfg(q->c);
+    const json *o = q->config;
     const char *m = NULL;
     out[0] = 0;
-    if (!c->quant) {
-        char *p = ckpt_side_file(q->c, "hf_quant_config.json");
-        if (p) snprintf(out, 64, "modelopt");
-        free(p);
-        return 0;
-    }
-    int rc = json_get_str(c->quant, "quant_method", &m, c->quant_where, e);
+    if (!o) return 0;
+    int rc = json_get_str(o, "quant_method", &m, q->where, e);
     if (rc < 0) return rc;
-    if (!m && json_get(c->quant, "config_groups")) m = "compressed-tensors";
-    if (!m && json_get(c->quant, "quant_algo")) m = "modelopt";
+    if (!m && json_get(o, "config_groups")) m = "compressed-tensors";
+    if (!m && (json_get(o, "quant_algo") || json_get(o, "quantization"))) m = "modelopt";
+    /* The files of their own that GPTQ and AWQ tools write name no method. */
+    if (!m && q->side && (json_get(o, "zero_point") || json_get(o, "w_bit"))) m = "awq";
+    if (!m && q->side && json_get(o, "bits")) m = "gptq";
     if (!m)
         return err_set(e, ERR_FORMAT,
                        "%s: no quant_method, and neither config_groups nor quant_algo from which "
                        "it could be told",
-                       c->quant_where);
+                       q->where);
     snprintf(out, 64, "%s", m);
     for (char *p = out; *p; p++)
         *p = (char)tolower((unsigned char)*p);
@@ -109,11 +119,10 @@ static int unknown_method(const quant_ckpt *q, const char *method, err *e)
     for (int i = 0; i < quant_n_dialects; i++)
         if (*quant_dialects[i]->methods)
             buf_printf(&names, "%s%s", names.len ? ", " : "", quant_dialects[i]->name);
-    const char *where = ckpt_cfg(q->c)->quant_where;
     int rc = err_set(e, ERR_UNSUPPORTED,
                      "%s: quant_method '%s' is not read by this version (it reads: %s, gguf and "
                      "unquantized checkpoints); start from the unquantized model instead",
-                     where ? where : "hf_quant_config.json", method, names.data);
+                     q->where, method, names.data);
     buf_free(&names);
     return rc;
 }
@@ -121,7 +130,10 @@ static int unknown_method(const quant_ckpt *q, const char *method, err *e)
 static int detect(quant_ckpt *q, err *e)
 {
     char method[64];
-    int rc = method_of(q, method, e);
+    q->config = ckpt_cfg(q->c)->quant;
+    q->where = ckpt_cfg(q->c)->quant_where;
+    int rc = q->config ? 0 : side_config(q, e);
+    if (rc >= 0) rc = method_of(q, method, e);
     if (rc < 0) return rc;
     for (int i = 0; i < quant_n_dialects; i++) {
         const quant_dialect *d = quant_dialects[i];
@@ -132,10 +144,11 @@ static int detect(quant_ckpt *q, err *e)
     return unknown_method(q, method, e);
 }
 
-int quant_open(quant_ckpt **out, ckpt *c, err *e)
+int quant_open_as(quant_ckpt **out, ckpt *c, const quant_opts *o, err *e)
 {
     quant_ckpt *q = xcalloc(1, sizeof *q);
     q->c = c;
+    if (o) q->opts = *o;
     q->mem = arena_make();
     q->kv = (qaxis){.type = NUM_BF16};
     int rc = detect(q, e);
@@ -147,6 +160,11 @@ int quant_open(quant_ckpt **out, ckpt *c, err *e)
     return 0;
 }
 
+int quant_open(quant_ckpt **out, ckpt *c, err *e)
+{
+    return quant_open_as(out, c, NULL, e);
+}
+
 void quant_close(quant_ckpt *q)
 {
     if (!q) return;
@@ -156,6 +174,7 @@ void quant_close(quant_ckpt *q)
     for (int i = 0; i < q->n_ignore && q->ignore_rules; i++)
         quant_rule_drop(q->ignore_rules[i]);
     free(q->warnings);
+    json_drop(q->side);
     arena_drop(q->mem);
     free(q);
 }

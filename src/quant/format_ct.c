@@ -255,24 +255,6 @@ static int kv_axis(const json *o, qaxis *x, const char *where, err *e)
 /* ---- groups and lists ---------------------------------------------------------------------------
  */
 
-static int string_list(quant_ckpt *q, const json *v, const char *where, char ***out, int *n,
-                       quant_rule ***rules, err *e)
-{
-    if (!v || cJSON_IsNull(v)) return 0;
-    if (!cJSON_IsArray(v)) return err_set(e, ERR_FORMAT, "%s: must be a list of strings", where);
-    size_t count = (size_t)cJSON_GetArraySize(v);
-    *out = arena_alloc(q->mem, (count + 1) * sizeof **out);
-    *rules = arena_alloc(q->mem, (count + 1) * sizeof **rules);
-    for (const json *s = v->child; s; s = s->next) {
-        if (!cJSON_IsString(s))
-            return err_set(e, ERR_FORMAT, "%s: must be a list of strings", where);
-        int rc = quant_rule_make(&(*rules)[*n], s->valuestring, e);
-        if (rc < 0) return err_wrap(e, "%s", where);
-        (*out)[(*n)++] = arena_strdup(q->mem, s->valuestring);
-    }
-    return 0;
-}
-
 static int known_format(const char *f, const char *where, err *e)
 {
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
@@ -322,7 +304,7 @@ static int parse_group(quant_ckpt *q, const json *g, const char *global, const c
     snprintf(out->format, sizeof out->format, "%s", format);
     q->n_groups++;
     snprintf(place, sizeof place, "%s.targets", where);
-    TRY(string_list(q, targets, place, &out->targets, &out->n_targets, &out->rules, e));
+    TRY(quant__strings(q, targets, place, -1, &out->targets, &out->n_targets, &out->rules, e));
     if (!out->n_targets) rc = err_set(e, ERR_FORMAT, "%s: no targets", where);
 out:
     return rc < 0 ? rc : 0;
@@ -355,9 +337,7 @@ static int parse_config(quant_ckpt *q, const json *o, const char *where, err *e)
     snprintf(place, sizeof place, "%.250s: kv_cache_scheme", where);
     if (!empty(kv)) TRY(kv_axis(kv, &q->kv, place, e));
     snprintf(place, sizeof place, "%.250s: ignore", where);
-    TRY(string_list(q, json_get(o, "ignore"), place, &q->ignore, &q->n_ignore, &q->ignore_rules,
-                    e));
-    q->ignore_hits = arena_alloc(q->mem, (size_t)(q->n_ignore + 1) * sizeof *q->ignore_hits);
+    TRY(quant__ignore(q, json_get(o, "ignore"), place, -1, e));
     if (groups && !cJSON_IsNull(groups) && !cJSON_IsObject(groups))
         return err_set(e, ERR_FORMAT, "%s: 'config_groups' must be an object", where);
     size_t n = groups ? (size_t)cJSON_GetArraySize(groups) : 0;
@@ -396,6 +376,14 @@ static bool coded(num_dtype t)
     return t == NUM_I8 || t == NUM_U8 || t == NUM_F8_E4M3 || t == NUM_F8_E5M2 || t == NUM_I32;
 }
 
+const quant_part quant__ct_parts[] = {
+    {".weight_packed", QUANT_CODES},       {".weight", QUANT_CODES},
+    {".weight_scale", QUANT_SCALES},       {".weight_global_scale", QUANT_SCALES},
+    {".weight_zero_point", QUANT_ZEROS},   {".weight_shape", QUANT_LAYOUT},
+    {".weight_g_idx", QUANT_LAYOUT},       {".input_scale", QUANT_SCALES},
+    {".input_global_scale", QUANT_SCALES}, {".input_zero_point", QUANT_ZEROS},
+    {".output_scale", QUANT_SCALES},       {NULL, QUANT_CODES}};
+
 bool quant__ct_has(const quant_ckpt *q, const char *module)
 {
     const ckpt_tensor *t;
@@ -403,20 +391,12 @@ bool quant__ct_has(const quant_ckpt *q, const char *module)
     return quant__tensor(q, module, "weight", false, &t, NULL) == 0 && t && coded(t->dtype);
 }
 
-static void count_ignore(quant_ckpt *q, const char *module)
-{
-    for (int i = 0; i < q->n_ignore; i++)
-        if (quant_rule_kind_of(q->ignore_rules[i]) != QUANT_RULE_CLASS &&
-            quant_rule_match(q->ignore_rules[i], module))
-            q->ignore_hits[i]++;
-}
-
 static int check_module(quant_ckpt *q, const ckpt_tensor *t, const char *module, err *e)
 {
     bool packed = strcmp(t->name + strlen(module), ".weight") != 0;
     bool quantized = packed || coded(t->dtype), ignored = quant_ignored(q, module);
     const ckpt_tensor *twin = NULL;
-    count_ignore(q, module);
+    quant__count_ignore(q, module);
     if (packed && (quant__tensor(q, module, "weight", false, &twin, NULL) < 0 || twin))
         return err_set(
             e, ERR_FORMAT,
@@ -447,9 +427,8 @@ static int check_module(quant_ckpt *q, const ckpt_tensor *t, const char *module,
 
 int quant__ct_detect(quant_ckpt *q, err *e)
 {
-    const ckpt_config *c = ckpt_cfg(q->c);
     char module[QUANT_NAME_MAX];
-    int rc = parse_config(q, c->quant, c->quant_where, e);
+    int rc = parse_config(q, q->config, q->where, e);
     for (size_t i = 0; rc >= 0 && i < ckpt_n_tensors(q->c); i++) {
         const ckpt_tensor *t = ckpt_tensor_at(q->c, i);
         if (module_name(t->name, module)) rc = check_module(q, t, module, e);
@@ -460,7 +439,7 @@ int quant__ct_detect(quant_ckpt *q, err *e)
                 e, ERR_FORMAT,
                 "%s: config group %d (target '%s'%s) matches no quantized module; the weights "
                 "in %s are not the ones that this config describes",
-                c->quant_where, i, q->groups[i].targets[0],
-                q->groups[i].n_targets > 1 ? " and more" : "", ckpt_path(q->c));
+                q->where, i, q->groups[i].targets[0], q->groups[i].n_targets > 1 ? " and more" : "",
+                ckpt_path(q->c));
     return rc < 0 ? rc : 1;
 }

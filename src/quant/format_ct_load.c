@@ -20,77 +20,19 @@ typedef struct job {
     qtensor *out;
 } job;
 
-static void shape_text(const ckpt_tensor *t, buf *b)
-{
-    buf_putc(b, '[');
-    for (int i = 0; i < t->n_dims; i++)
-        buf_printf(b, "%s%lld", i ? ", " : "", (long long)t->shape[i]);
-    buf_putc(b, ']');
-}
-
 static int wrong_shape(const job *j, const ckpt_tensor *t, int64_t a, int64_t b, err *e)
 {
-    buf s = {0}, spec = {0};
-    shape_text(t, &s);
+    buf spec = {0};
     qaxis_format(&j->g->spec.w, &spec);
-    int rc = err_set(e, ERR_SHAPE,
-                     "%s: tensor '%s' has shape %s; %s of [%lld, %lld] weights needs [%lld, %lld]",
-                     t->path, t->name, s.data, spec.data, (long long)j->out->N,
-                     (long long)j->out->K, (long long)a, (long long)b);
-    buf_free(&s);
+    int rc =
+        quant__wrong_shape(t, e, "%s of [%lld, %lld] weights needs [%lld, %lld]", spec.data,
+                           (long long)j->out->N, (long long)j->out->K, (long long)a, (long long)b);
     buf_free(&spec);
     return rc;
 }
 
-static int wrong_type(const ckpt_tensor *t, const char *want, err *e)
-{
-    return err_set(e, ERR_DTYPE, "%s: tensor '%s' is %s; expected %s", t->path, t->name,
-                   t->dtype == NUM_NONE ? "a gguf block type" : num_infos[t->dtype].name, want);
-}
-
-/* [a,b]; [a] does for b = 1, and any shape of one element for a = b = 1. */
-static bool has_shape(const ckpt_tensor *t, int64_t a, int64_t b)
-{
-    if (t->n_dims == 2) return t->shape[0] == a && t->shape[1] == b;
-    if (a == 1 && b == 1) {
-        for (int i = 0; i < t->n_dims; i++)
-            if (t->shape[i] != 1) return false;
-        return true;
-    }
-    return t->n_dims == 1 && b == 1 && t->shape[0] == a;
-}
-
-/* Borrows, or copies where the map leaves the elements unaligned. */
-static int borrow(const job *j, const ckpt_tensor *t, const void **p, err *e)
-{
-    size_t align = (size_t)num_infos[t->dtype].bits / 8;
-    *p = t->data;
-    if (align < 2 || (uintptr_t)t->data % align == 0) return 0;
-    void *copy;
-    int rc = quant__own(j->out, 1, (size_t)t->bytes, &copy, e);
-    if (rc < 0) return rc;
-    memcpy(copy, t->data, (size_t)t->bytes);
-    *p = copy;
-    return 0;
-}
-
 /* ---- codes --------------------------------------------------------------------------------------
  */
-
-static void set_shape(qtensor *q, const qspec *spec, int64_t N, int64_t K)
-{
-    const qaxis *w = &spec->w;
-    q->spec = *spec;
-    q->code = w->type;
-    q->E = 1;
-    q->N = N;
-    q->K = K;
-    q->row_bytes = num_bytes(w->type, (size_t)K);
-    q->block_n = w->gran == Q_TENSOR ? N : w->gran == Q_BLOCK ? w->block_n : 1;
-    q->block_k = w->gran == Q_GROUP ? w->group : w->gran == Q_BLOCK ? w->block_k : K;
-    q->scale_rows = N / q->block_n + (N % q->block_n != 0);
-    q->scale_cols = K / q->block_k + (K % q->block_k != 0);
-}
 
 /* Codes of n fields in words of floor(32/b) fields, or dense, to two's complement. */
 static void unpack_row(const uint8_t *src, int bits, bool dense, size_t n, uint8_t *dst,
@@ -132,7 +74,7 @@ static int read_shape(const job *j, const ckpt_tensor *p, int64_t *N, int64_t *K
     int rc = quant__tensor(j->q, j->module, "weight_shape", true, &t, e);
     if (rc < 0) return rc;
     bool narrow = t->dtype == NUM_I32;
-    if (t->dtype != NUM_I64 && !narrow) return wrong_type(t, "I64", e);
+    if (t->dtype != NUM_I64 && !narrow) return quant__wrong_type(t, "I64", e);
     if (t->n_dims != 1 || t->shape[0] != 2)
         return err_set(e, ERR_SHAPE, "%s: tensor '%s' must hold two numbers", t->path, t->name);
     for (int i = 0; i < 2; i++) {
@@ -159,12 +101,12 @@ static int load_packed_int(const job *j, const ckpt_tensor *t, err *e)
     int64_t N = 0, K = 0;
     int bits = num_infos[j->g->spec.w.type].bits;
     void *p;
-    if (num_infos[j->g->spec.w.type].kind != 'I') return wrong_type(t, "U8 (packed fp4)", e);
+    if (num_infos[j->g->spec.w.type].kind != 'I') return quant__wrong_type(t, "U8 (packed fp4)", e);
     if (t->n_dims != 2 || t->shape[0] < 1 || t->shape[1] < 1)
         return err_set(e, ERR_SHAPE, "%s: tensor '%s' must have 2 dimensions", t->path, t->name);
     int rc = read_shape(j, t, &N, &K, e);
     if (rc < 0) return rc;
-    set_shape(j->out, &j->g->spec, N, K);
+    quant__set_grid(j->out, &j->g->spec, N, K);
     bool dense = t->shape[1] == words_dense(K, bits);
     if (!dense && t->shape[1] != words_old(K, bits))
         return wrong_shape(j, t, N, words_dense(K, bits), e);
@@ -218,16 +160,17 @@ static int load_codes(const job *j, err *e)
         if (rc < 0) return rc;
     }
     if (fp4 && t->dtype != NUM_U8)
-        return wrong_type(t, "U8 (packed fp4) or I32 (packed integers)", e);
+        return quant__wrong_type(t, "U8 (packed fp4) or I32 (packed integers)", e);
     if (fp4 != (w == NUM_F4_E2M1))
         return err_set(e, ERR_FORMAT, "%s: tensor '%s' %s, but its config group says %s (%s)",
                        t->path, t->name, fp4 ? "holds packed 4-bit floats" : "is not packed",
                        num_infos[w].name, j->g->format);
-    if (!fp4 && w == NUM_F8_E4M3 && t->dtype != NUM_F8_E4M3) return wrong_type(t, "F8_E4M3", e);
-    if (!fp4 && w != NUM_F8_E4M3 && t->dtype != NUM_I8) return wrong_type(t, "I8", e);
+    if (!fp4 && w == NUM_F8_E4M3 && t->dtype != NUM_F8_E4M3)
+        return quant__wrong_type(t, "F8_E4M3", e);
+    if (!fp4 && w != NUM_F8_E4M3 && t->dtype != NUM_I8) return quant__wrong_type(t, "I8", e);
     if (t->n_dims != 2 || t->shape[0] < 1 || t->shape[1] < 1)
         return err_set(e, ERR_SHAPE, "%s: tensor '%s' must have 2 dimensions", t->path, t->name);
-    set_shape(j->out, &j->g->spec, t->shape[0], t->shape[1] * (fp4 ? 2 : 1));
+    quant__set_grid(j->out, &j->g->spec, t->shape[0], t->shape[1] * (fp4 ? 2 : 1));
     j->out->codes = t->data;
     return num_infos[w].kind == 'I' ? load_int8(j, t, e) : 0;
 }
@@ -240,10 +183,10 @@ static int load_g_idx(const job *j, err *e)
     const ckpt_tensor *t;
     int rc = quant__tensor(j->q, j->module, "weight_g_idx", false, &t, e);
     if (rc < 0 || !t) return rc;
-    if (t->dtype != NUM_I32) return wrong_type(t, "I32", e);
-    if (!has_shape(t, j->out->K, 1)) return wrong_shape(j, t, j->out->K, 1, e);
+    if (t->dtype != NUM_I32) return quant__wrong_type(t, "I32", e);
+    if (!quant__has_shape(t, j->out->K, 1)) return wrong_shape(j, t, j->out->K, 1, e);
     const void *p;
-    rc = borrow(j, t, &p, e);
+    rc = quant__borrow(j->out, t, &p, e);
     if (rc < 0) return rc;
     /* Written before it was set: -1 everywhere means the natural order. */
     const int32_t *g = p;
@@ -261,18 +204,19 @@ static int load_scales(const job *j, err *e)
     qscale kind = j->g->spec.w.scale;
     int rc = quant__tensor(j->q, j->module, "weight_scale", true, &t, e);
     if (rc < 0) return rc;
-    if (!has_shape(t, o->scale_rows, o->scale_cols))
+    if (!quant__has_shape(t, o->scale_rows, o->scale_cols))
         return wrong_shape(j, t, o->scale_rows, o->scale_cols, e);
     o->scale_type = t->dtype;
     if (kind == QS_MX) {
-        if (t->dtype != NUM_U8 && t->dtype != NUM_F8_E8M0) return wrong_type(t, "U8 (E8M0)", e);
+        if (t->dtype != NUM_U8 && t->dtype != NUM_F8_E8M0)
+            return quant__wrong_type(t, "U8 (E8M0)", e);
         o->scale_type = NUM_F8_E8M0;
     } else if (kind == QS_NVFP4) {
-        if (t->dtype != NUM_F8_E4M3) return wrong_type(t, "F8_E4M3", e);
+        if (t->dtype != NUM_F8_E4M3) return quant__wrong_type(t, "F8_E4M3", e);
     } else if (t->dtype != NUM_F32 && t->dtype != NUM_BF16 && t->dtype != NUM_F16) {
-        return wrong_type(t, "BF16, F16 or F32", e);
+        return quant__wrong_type(t, "BF16, F16 or F32", e);
     }
-    return borrow(j, t, &o->scales, e);
+    return quant__borrow(o, t, &o->scales, e);
 }
 
 /* One float by name; 0 stays when it is absent and not needed. */
@@ -282,8 +226,8 @@ static int scalar(const job *j, const char *suffix, bool need, float *out, err *
     int rc = quant__tensor(j->q, j->module, suffix, need, &t, e);
     if (rc < 0 || !t) return rc;
     if (t->dtype != NUM_F32 && t->dtype != NUM_BF16 && t->dtype != NUM_F16 && t->dtype != NUM_I8)
-        return wrong_type(t, "a float", e);
-    if (!has_shape(t, 1, 1))
+        return quant__wrong_type(t, "a float", e);
+    if (!quant__has_shape(t, 1, 1))
         return err_set(e, ERR_SHAPE, "%s: tensor '%s' must hold one value", t->path, t->name);
     num_decode_row(t->dtype, t->data, 1, out);
     if (!isfinite(*out) || (*out <= 0 && t->dtype != NUM_I8))
@@ -309,8 +253,8 @@ static int unpack_zeros(const job *j, const ckpt_tensor *t, int8_t *z, err *e)
     qtensor *o = j->out;
     int bits = num_infos[o->code].bits;
     int64_t G = o->scale_cols, N = o->scale_rows, R = words_dense(N, bits);
-    bool dense = has_shape(t, R, G);
-    if (!dense && !has_shape(t, words_old(N, bits), G)) return wrong_shape(j, t, R, G, e);
+    bool dense = quant__has_shape(t, R, G);
+    if (!dense && !quant__has_shape(t, words_old(N, bits), G)) return wrong_shape(j, t, R, G, e);
     if (!dense) R = words_old(N, bits);
     uint8_t *col = NULL, *codes = NULL;
     int rc = 0;
@@ -341,7 +285,7 @@ static int load_zeros(const job *j, err *e)
     if (rc < 0 || !t) return rc;
     if (t->dtype != NUM_I32 && t->dtype != NUM_I8) {
         if (!asym) return 0;
-        return wrong_type(t, "I32 (packed) or I8", e);
+        return quant__wrong_type(t, "I32 (packed) or I8", e);
     }
     size_t n = (size_t)(o->scale_rows * o->scale_cols);
     void *p;
@@ -349,7 +293,7 @@ static int load_zeros(const job *j, err *e)
     if (rc < 0) return rc;
     if (t->dtype == NUM_I32) {
         rc = unpack_zeros(j, t, p, e);
-    } else if (!has_shape(t, o->scale_rows, o->scale_cols)) {
+    } else if (!quant__has_shape(t, o->scale_rows, o->scale_cols)) {
         rc = wrong_shape(j, t, o->scale_rows, o->scale_cols, e);
     } else {
         memcpy(p, t->data, n);

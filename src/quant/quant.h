@@ -21,9 +21,19 @@ typedef struct quant_group { /* one config group */
     int hits;           /* quantized modules that fall to this group */
 } quant_group;
 
+/* What the user says about a checkpoint that its files do not. */
+typedef struct quant_opts {
+    const char *gptq_zeros; /* "v1" or "v2": how GPTQ zero points are stored; NULL = by the label */
+} quant_opts;
+
 typedef struct quant_ckpt { /* an opened checkpoint with its quantization understood */
     ckpt *c;
     const quant_dialect *dialect; /* "plain" when unquantized */
+    quant_opts opts;
+    const json *config; /* the quantization object: of config.json, else of a side file; or NULL */
+    const char *where;  /* file and key of it, for messages */
+    json *side;         /* the side file that was parsed for it, owned; else NULL */
+    void *own;          /* what the dialect keeps between detect and load, in mem */
     quant_group *groups;
     int n_groups;
     char **ignore;
@@ -36,6 +46,24 @@ typedef struct quant_ckpt { /* an opened checkpoint with its quantization unders
     arena *mem;
 } quant_ckpt;
 
+/* A tensor of a quantized module, told by what follows the module's name. */
+typedef enum quant_part_kind {
+    QUANT_CODES,
+    QUANT_SCALES,
+    QUANT_ZEROS,
+    QUANT_LAYOUT
+} quant_part_kind;
+typedef struct quant_part {
+    const char *suffix; /* with its separator: ".qweight", "_blocks" */
+    quant_part_kind kind;
+} quant_part;
+
+typedef struct quant_module { /* what headers alone say of a quantized module */
+    qspec spec;
+    const char *format; /* layout name within the dialect: "pack-quantized", "gemm" … */
+    int64_t E, N, K;
+} quant_module;
+
 struct quant_dialect {
     const char *name;    /* "compressed-tensors" */
     const char *methods; /* quant_method values, space separated */
@@ -44,6 +72,9 @@ struct quant_dialect {
     /* Does the checkpoint hold quantized tensors of this module? */
     bool (*has)(const quant_ckpt *q, const char *module);
     int (*load)(const quant_ckpt *q, const char *module, qtensor *out, err *e);
+    const quant_part *parts; /* up to a NULL suffix; the codes come first */
+    /* Shape and spec from headers; NULL = weight [.., N, K] or weight_packed with weight_shape. */
+    int (*describe)(const quant_ckpt *q, const char *module, quant_module *out, err *e);
     /* Writes the tensors of one module. */
     int (*store)(ckpt_writer *w, const char *module, const qtensor *t, num_dtype model_dtype,
                  err *e);
@@ -57,12 +88,22 @@ extern const int quant_n_dialects;
  * quant_method, packed tensors under an ignored module, a config group that matches nothing: errors
  * that say so. */
 int quant_open(quant_ckpt **out, ckpt *c, err *e);
+int quant_open_as(quant_ckpt **out, ckpt *c, const quant_opts *o, err *e);
 void quant_close(quant_ckpt *q);
 /* Is this module stored quantized? The tensors decide, not the lists. */
 bool quant_has(const quant_ckpt *q, const char *module);
 /* Any linear, quantized or plain (gguf blocks are decoded to bf16, rows unpermuted). ERR_MISSING if
  * neither. The qtensor borrows from the map where it can. Checked with qtensor_check. */
 int quant_load(const quant_ckpt *q, const char *module, qtensor *out, err *e);
+/* Shape and spec of a quantized module from headers alone; ERR_MISSING if it is not quantized. */
+int quant_describe(const quant_ckpt *q, const char *module, quant_module *out, err *e);
+/* Adds the bytes of the module's tensors in the file, by kind: bits of packed rows that no code
+ * uses and tensors that only describe the layout count as padding. */
+int quant_module_bytes(const quant_ckpt *q, const char *module, qbytes *add, err *e);
+/* The part that this tensor is of a quantized module, whose name goes to `module`; or NULL. */
+#define QUANT_NAME_MAX 512
+const quant_part *quant_part_of(const quant_ckpt *q, const char *tensor,
+                                char module[QUANT_NAME_MAX]);
 /* KV scales of layer i (all names of formats 13.2): *k,*v are [n_kv_heads] arrays in q->mem, or
  * NULL. */
 int quant_kv_scales(const quant_ckpt *q, int layer, int n_kv_heads, const float **k,
@@ -73,13 +114,20 @@ int quant_kv_scales(const quant_ckpt *q, int layer, int n_kv_heads, const float 
 const quant_group *quant_group_of(const quant_ckpt *q, const char *module);
 bool quant_ignored(const quant_ckpt *q, const char *module);
 
-/* Rules: exact name, "re:" + regex anchored at the start (re.match), or class name "Linear". */
+/* Rules, matched against unfused module names. The kinds stand in the order in which groups are
+ * looked up. */
 typedef enum quant_rule_kind {
-    QUANT_RULE_NAME,
-    QUANT_RULE_REGEX,
-    QUANT_RULE_CLASS
+    QUANT_RULE_NAME,      /* the whole name */
+    QUANT_RULE_REGEX,     /* anchored at the start only, as Python's re.match */
+    QUANT_RULE_GLOB,      /* the whole name, as Python's fnmatch: * ? [a-c] [!a] */
+    QUANT_RULE_COMPONENT, /* whole dotted components: "mlp.gate" takes x.mlp.gate, not mlp.gate_proj
+                           */
+    QUANT_RULE_SUBSTRING, /* anywhere in the name */
+    QUANT_RULE_CLASS      /* class name such as "Linear": any module */
 } quant_rule_kind;
+/* compressed-tensors' own notation: a name, "re:" and a regex, or a class name. */
 int quant_rule_make(quant_rule **out, const char *text, err *e);
+int quant_rule_make_as(quant_rule **out, quant_rule_kind kind, const char *text, err *e);
 quant_rule_kind quant_rule_kind_of(const quant_rule *r);
 bool quant_rule_match(const quant_rule *r, const char *module);
 void quant_rule_drop(quant_rule *r);

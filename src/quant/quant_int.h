@@ -3,14 +3,13 @@
 #define QUANT_QUANT_INT_H
 #include "quant/quant.h"
 
-#define QUANT_NAME_MAX 512
-
 /* Format of a config group when the file leaves it out, and what a writer must say for a spec. */
 const char *quant__ct_format(const qspec *s);
 
 int quant__plain_detect(quant_ckpt *q, err *e);
 int quant__plain_load(const quant_ckpt *q, const char *module, qtensor *out, err *e);
 
+extern const quant_part quant__ct_parts[];
 int quant__ct_detect(quant_ckpt *q, err *e);
 bool quant__ct_has(const quant_ckpt *q, const char *module);
 int quant__ct_load(const quant_ckpt *q, const char *module, qtensor *out, err *e);
@@ -18,12 +17,38 @@ int quant__ct_store(ckpt_writer *w, const char *module, const qtensor *t, num_dt
                     err *e);
 int quant__ct_emit_config(jw *j, const qspec *s, char *const *ignore, int n_ignore, err *e);
 
+int quant__warn(quant_ckpt *q, const char *fmt, ...) PRINTF(2, 3);
+
 /* module.suffix; NULL in *out when absent and not needed. */
 int quant__tensor(const quant_ckpt *q, const char *module, const char *suffix, bool need,
                   const ckpt_tensor **out, err *e);
-int quant__warn(quant_ckpt *q, const char *fmt, ...) PRINTF(2, 3);
 /* n bytes that qtensor_free releases. */
 int quant__own(qtensor *t, size_t a, size_t b, void **out, err *e);
+/* The tensor's elements: borrowed, or a copy that `out` owns where the map leaves them unaligned.
+ */
+int quant__borrow(qtensor *out, const ckpt_tensor *t, const void **p, err *e);
+/* Sets spec, shape and scale grid of one matrix. */
+void quant__set_grid(qtensor *q, const qspec *spec, int64_t N, int64_t K);
+/* [a,b]; [a] does for b = 1, and any shape of one element for a = b = 1. */
+bool quant__has_shape(const ckpt_tensor *t, int64_t a, int64_t b);
+void quant__shape_text(const ckpt_tensor *t, buf *b);
+int quant__wrong_type(const ckpt_tensor *t, const char *want, err *e);
+int quant__wrong_shape(const ckpt_tensor *t, err *e, const char *need, ...) PRINTF(3, 4);
+
+/* A JSON list of strings as compiled rules; kind < 0 = the notation of compressed-tensors. */
+int quant__strings(quant_ckpt *q, const json *v, const char *where, int kind, char ***out, int *n,
+                   quant_rule ***rules, err *e);
+/* The same into q->ignore; call it once. */
+int quant__ignore(quant_ckpt *q, const json *v, const char *where, int kind, err *e);
+void quant__count_ignore(quant_ckpt *q, const char *module);
+/* Appends a group of one target. format "dense": its modules are unquantized. NULL on error.
+ * Earlier pointers to groups become stale. */
+quant_group *quant__group(quant_ckpt *q, const qspec *spec, const char *format, int kind,
+                          const char *target, err *e);
+/* Holds config against tensors, for dialects with `parts`: counts what each group and each ignore
+ * rule caught; a quantized module that the config holds for unquantized or does not describe, and a
+ * checkpoint without any quantized tensor, are errors. */
+int quant__sweep(quant_ckpt *q, err *e);
 
 int quant__rtn(const float *w, int64_t N, int64_t K, const qspec *s, num_dtype model_dtype,
                const quant_stats *st, qtensor *out, err *e);

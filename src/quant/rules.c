@@ -1,10 +1,12 @@
-/* Rules that name modules: an exact name, "re:" and a regular expression, or a class name.
+/* Rules that name modules, in the notations of the dialects.
  *
- * The expression is matched as Python's re.match does: anchored at the start of the module name
- * only, so "re:.*mlp" also takes "model.layers.0.mlp.gate_proj" and "re:lm" takes "lm_head". An
- * exact name never takes the children of a module. Class names are "Linear" and its relatives: the
- * checkpoint does not say classes, so such a rule takes every module that is asked about. An
- * expression that needs more than a bounded number of steps counts as not matching. */
+ * A regular expression is matched as Python's re.match does: anchored at the start of the module
+ * name only, so "re:.*mlp" also takes "model.layers.0.mlp.gate_proj" and "re:lm" takes "lm_head".
+ * An exact name never takes the children of a module; a component rule does, and a substring rule
+ * takes whatever holds its text. A glob covers the whole name, dots included, as Python's fnmatch.
+ * Class names are "Linear" and its relatives: the checkpoint does not say classes, so such a rule
+ * takes every module that is asked about. An expression that needs more than a bounded number of
+ * steps counts as not matching. */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 #include <stdlib.h>
@@ -39,7 +41,7 @@ static int compile(quant_rule *r, const char *pattern, err *e)
     if (!r->re) {
         PCRE2_UCHAR msg[128];
         pcre2_get_error_message(code, msg, sizeof msg);
-        return err_set(e, ERR_USAGE, "rule '%s': %s at byte %zu of the expression", r->text,
+        return err_set(e, ERR_USAGE, "rule 're:%s': %s at byte %zu of the expression", r->text,
                        (const char *)msg, (size_t)at);
     }
     r->limits = pcre2_match_context_create(NULL);
@@ -48,25 +50,27 @@ static int compile(quant_rule *r, const char *pattern, err *e)
     return 0;
 }
 
+int quant_rule_make_as(quant_rule **out, quant_rule_kind kind, const char *text, err *e)
+{
+    if (!*text) return err_set(e, ERR_USAGE, "a rule with empty text; give a name or a pattern");
+    quant_rule *r = xcalloc(1, sizeof *r);
+    r->text = xstrdup(text);
+    r->kind = kind;
+    if (kind == QUANT_RULE_CLASS) class_name(text, &r->any);
+    int rc = kind == QUANT_RULE_REGEX ? compile(r, text, e) : 0;
+    if (rc < 0)
+        quant_rule_drop(r);
+    else
+        *out = r;
+    return rc;
+}
+
 int quant_rule_make(quant_rule **out, const char *text, err *e)
 {
-    quant_rule *r = xcalloc(1, sizeof *r);
-    int rc = 0;
-    r->text = xstrdup(text);
-    if (!strncmp(text, "re:", 3)) {
-        r->kind = QUANT_RULE_REGEX;
-        rc = compile(r, text + 3, e);
-    } else if (class_name(text, &r->any)) {
-        r->kind = QUANT_RULE_CLASS;
-    } else if (!*text) {
-        rc = err_set(e, ERR_USAGE, "ignore rule: empty text; give a module name or re:EXPRESSION");
-    }
-    if (rc < 0) {
-        quant_rule_drop(r);
-        return rc;
-    }
-    *out = r;
-    return 0;
+    bool linear;
+    if (!strncmp(text, "re:", 3)) return quant_rule_make_as(out, QUANT_RULE_REGEX, text + 3, e);
+    return quant_rule_make_as(out, class_name(text, &linear) ? QUANT_RULE_CLASS : QUANT_RULE_NAME,
+                              text, e);
 }
 
 quant_rule_kind quant_rule_kind_of(const quant_rule *r)
@@ -74,15 +78,94 @@ quant_rule_kind quant_rule_kind_of(const quant_rule *r)
     return r->kind;
 }
 
-bool quant_rule_match(const quant_rule *r, const char *module)
+/* Whether c is in the set that opens at p[0] = '['; *end goes behind its ']'. A set that is never
+ * closed is no set: false with *end NULL. */
+static bool in_set(const char *p, char c, const char **end)
 {
-    if (r->kind == QUANT_RULE_CLASS) return r->any;
-    if (r->kind == QUANT_RULE_NAME) return !strcmp(r->text, module);
+    bool not = p[1] == '!', hit = false;
+    const char *s = p + 1 + not, *close = *s ? strchr(s + 1, ']') : NULL;
+    *end = close ? close + 1 : NULL;
+    for (; close && s < close; s++) {
+        if (s[1] == '-' && s + 2 < close) {
+            hit |= c >= s[0] && c <= s[2];
+            s += 2;
+        } else {
+            hit |= c == *s;
+        }
+    }
+    return close && hit != not ;
+}
+
+/* One pattern element against one character; NULL = no match. */
+static const char *glob_one(const char *p, char c)
+{
+    const char *end;
+    if (*p == '?') return p + 1;
+    if (*p == '[') {
+        bool hit = in_set(p, c, &end);
+        if (end) return hit ? end : NULL;
+    }
+    return *p == c ? p + 1 : NULL;
+}
+
+/* The last star takes one more character whenever the rest does not fit: linear in practice, at
+ * worst pattern times name. */
+static bool glob(const char *p, const char *s)
+{
+    const char *star = NULL, *back = NULL, *next;
+    while (*s) {
+        if (*p == '*') {
+            star = ++p;
+            back = s;
+        } else if (*p && (next = glob_one(p, *s)) != NULL) {
+            p = next;
+            s++;
+        } else if (star) {
+            p = star;
+            s = ++back;
+        } else {
+            return false;
+        }
+    }
+    while (*p == '*')
+        p++;
+    return !*p;
+}
+
+static bool component(const char *text, const char *name)
+{
+    size_t n = strlen(text);
+    for (const char *p = name; (p = strstr(p, text)) != NULL; p++)
+        if ((p == name || p[-1] == '.') && (!p[n] || p[n] == '.')) return true;
+    return false;
+}
+
+static bool regex(const quant_rule *r, const char *module)
+{
     pcre2_match_data *m = pcre2_match_data_create(1, NULL);
     if (!m) return false;
     int n = pcre2_match(r->re, (PCRE2_SPTR)module, PCRE2_ZERO_TERMINATED, 0, 0, m, r->limits);
     pcre2_match_data_free(m);
     return n >= 0;
+}
+
+bool quant_rule_match(const quant_rule *r, const char *module)
+{
+    switch (r->kind) {
+    case QUANT_RULE_NAME:
+        return !strcmp(r->text, module);
+    case QUANT_RULE_REGEX:
+        return regex(r, module);
+    case QUANT_RULE_GLOB:
+        return glob(r->text, module);
+    case QUANT_RULE_COMPONENT:
+        return component(r->text, module);
+    case QUANT_RULE_SUBSTRING:
+        return strstr(module, r->text) != NULL;
+    case QUANT_RULE_CLASS:
+        break;
+    }
+    return r->any;
 }
 
 void quant_rule_drop(quant_rule *r)
