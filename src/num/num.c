@@ -32,6 +32,7 @@ static const struct {
     {"e4m3fn", NUM_F8_E4M3},
     {"float8_e5m2", NUM_F8_E5M2},
     {"e5m2", NUM_F8_E5M2},
+    {"float8_e4m3fnuz", NUM_F8_E4M3FNUZ},
     {"float8_e8m0fnu", NUM_F8_E8M0},
     {"f8_e8m0", NUM_F8_E8M0},
     {"fp4_e2m1", NUM_F4_E2M1},
@@ -224,6 +225,13 @@ static float e8m0_value(uint32_t u)
     return u == 255 ? NAN : float_of(u ? u << 23 : 0x00400000);
 }
 
+/* Half of E4M3FN, whose NaN codes are the largest numbers here, and whose -0 is the only NaN. */
+static float e4m3fnuz_value(uint32_t u)
+{
+    if (u == 0x80) return NAN;
+    return (u & 0x7F) != 0x7F ? e4m3_table[u] * 0.5f : u & 0x80 ? -240.0f : 240.0f;
+}
+
 float num_decode(num_dtype t, uint32_t code)
 {
     const num_info *f = &num_infos[t];
@@ -238,6 +246,8 @@ float num_decode(num_dtype t, uint32_t code)
         return e4m3_table[code & 0xFF];
     case NUM_F8_E5M2:
         return e5m2_table[code & 0xFF];
+    case NUM_F8_E4M3FNUZ:
+        return e4m3fnuz_value(code & 0xFF);
     case NUM_F8_E8M0:
         return e8m0_value(code);
     case NUM_F4_E2M1:
@@ -264,6 +274,13 @@ static uint32_t encode_small(float x, int m, int e, uint32_t max, uint32_t nan, 
     if (a > 0x7F800000) return nan | (nan ? sign : 0);
     uint32_t c = small_float(a, m, e);
     return sign | (c > max ? max : c);
+}
+
+static uint32_t encode_e4m3fnuz(float x)
+{
+    if (isnan(x)) return 0x80;
+    uint32_t c = encode_small(x, 3, -7, 0x7F, 0, 7);
+    return c == 0x80 ? 0 : c;
 }
 
 /* Nearest power of two; the middle (1.5 * 2^k) goes up, 2^(k+1) being the even multiple of 2^k. */
@@ -317,6 +334,8 @@ uint32_t num_encode(num_dtype t, float x)
         return encode_small(x, 3, -6, 0x7E, 0x7F, 7);
     case NUM_F8_E5M2:
         return encode_small(x, 2, -14, 0x7B, 0x7E, 7);
+    case NUM_F8_E4M3FNUZ:
+        return encode_e4m3fnuz(x);
     case NUM_F8_E8M0:
         return encode_e8m0(x);
     case NUM_F4_E2M1:

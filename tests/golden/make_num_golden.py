@@ -25,6 +25,7 @@ warnings.simplefilter("ignore")
 SMALL = {  # name: (ml_dtypes type, bits, largest finite value, has NaN)
     "fp8_e4m3": (ml_dtypes.float8_e4m3fn, 8, 448.0, True),
     "fp8_e5m2": (ml_dtypes.float8_e5m2, 8, 57344.0, True),
+    "fp8_e4m3fnuz": (ml_dtypes.float8_e4m3fnuz, 8, 240.0, True),
     "fp4": (ml_dtypes.float4_e2m1fn, 4, 6.0, False),
 }
 NF4 = np.array(
