@@ -339,6 +339,10 @@ static void run_case(const isa *on, const attn_case *c, kern_kv_type type, doubl
         kern_kv_store(on->dev, &kc.kv, k, c->Hk * D, v, c->Hk * D, slot, n);
         seqs[n_seqs++] = (kern_seq){T, c->n_rows[s], n, kc.pages + pages};
         T += c->n_rows[s];
+        /* Pages that the window has passed are given back: their entries lead nowhere. */
+        int first = n - c->n_rows[s];
+        for (int p = 0; c->window && (p + 1) * c->page_tokens <= first - c->window + 1; p++)
+            kc.pages[pages + p] = -(1 << 28);
         pages += (n + c->page_tokens - 1) / c->page_tokens;
         free(k), free(v), free(slot);
     }

@@ -27,7 +27,8 @@
 
 typedef struct attn_item {
     int seq, head, tok0, toks; /* query tokens [tok0, tok0+toks) of the sequence */
-    int64_t lo, hi;            /* keys */
+    int64_t lo, hi;            /* keys, lo at a tile's start */
+    int64_t seen; /* first key that the window of tok0 sees: pages before may be gone */
     int split, n_splits;
 } attn_item;
 
@@ -119,16 +120,19 @@ INLINE void decode_token(const kern_kv_layer *kv, float s, const uint8_t *c, con
     }
 }
 
-/* Tokens [t0,t0+n) of one head, page by page: addresses are computed once a page. */
+/* Tokens [t0,t0+n) of one head, page by page: addresses are computed once a page. Tokens that the
+ * window has passed become zeros. */
 static void decode_tile(const kern_kv_layer *kv, int which, const attn_item *it, const kern_seq *q,
                         int64_t t0, int n, int Dp, float *out)
 {
     const float *scales = which ? kv->v_scale : kv->k_scale;
     float s = scales ? scales[it->head] : 1.0f;
     size_t cb = kern_kv_code_bytes(kv->type, kv->D), sb = kern_kv_scale_bytes(kv->type, kv->D);
-    int64_t page = t0 / kv->page_tokens;
-    int at = (int)(t0 - page * kv->page_tokens);
-    for (int t = 0; t < n; page++, at = 0) {
+    int passed = it->seen > t0 ? (int)(it->seen - t0) : 0;
+    int64_t page = (t0 + passed) / kv->page_tokens;
+    int at = (int)(t0 + passed - page * kv->page_tokens);
+    memset(out, 0, (size_t)passed * (size_t)Dp * sizeof *out);
+    for (int t = passed; t < n; page++, at = 0) {
         int run = kv->page_tokens - at < n - t ? kv->page_tokens - at : n - t;
         int64_t slot = (int64_t)q->pages[page] * kv->page_tokens + at;
         if (kv->D % 16) {
@@ -357,9 +361,8 @@ static bool item_at(const attn_job *j, int index, attn_item *it)
         it->tok0 = (blocks - 1 - index / a->kv->Hk) * j->block; /* longest first */
         it->toks = q->n_rows - it->tok0 < j->block ? q->n_rows - it->tok0 : j->block;
         int64_t first = (int64_t)q->kv_len - q->n_rows + it->tok0, last = first + it->toks;
-        int64_t lo = a->window > 0 && first - a->window + 1 > 0
-                         ? (first - a->window + 1) / TILE_T * TILE_T
-                         : 0;
+        it->seen = a->window > 0 && first - a->window + 1 > 0 ? first - a->window + 1 : 0;
+        int64_t lo = it->seen / TILE_T * TILE_T;
         int64_t tiles = (last - lo + TILE_T - 1) / TILE_T;
         int64_t t0 = tiles * it->split / it->n_splits, t1 = tiles * (it->split + 1) / it->n_splits;
         it->lo = lo + t0 * TILE_T;
@@ -480,6 +483,7 @@ static bool attention(kern_dev *d, const kern_attn_args *a)
     attn_job j = {
         .d = d, .a = a, .G = a->H / a->kv->Hk, .Dp = (a->kv->D + 15) / 16 * 16, .n_splits = 1};
     if (j.G > MAX_ROWS || j.Dp > MAX_D || j.G < 1) return false;
+    if (a->softcap > 0 || a->sinks || a->kv->v_in_k) return false;
     j.block = MAX_ROWS / j.G;
     int64_t longest = 0;
     int most = 0;
