@@ -306,7 +306,7 @@ static void decode_row(const void *prep, int64_t n, float *out)
             z = (float)*(int8_t *)cell(p, p->zeros_off, 1, n, g);
         int64_t end = (g + 1) * p->group < p->K ? (g + 1) * p->group : p->K;
         for (int64_t j = g * p->group; j < end; j++)
-            out[j] = (stored_value(p, panel, r, j) - z) * s * alpha;
+            out[j] = (stored_value(p, panel, r, j) - z) * (s * alpha);
     }
 }
 
