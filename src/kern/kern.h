@@ -148,7 +148,8 @@ typedef struct kern_seq { /* one sequence of the step */
  * were clipped to the largest finite value (fp8), summed over K and V. */
 uint64_t kern_kv_store(kern_dev *d, const kern_kv_layer *kv, const float *k, int64_t ldk,
                        const float *v, int64_t ldv, const int32_t *slot, int64_t T);
-/* Decode n tokens of one head to f32 [n, D]: tests, dump, disk. which 0 = K, 1 = V. */
+/* Decode n tokens of one head to f32 [n, D]: tests, dump, disk. which 0 = K, 1 = V ([n, v_in_k]
+ * where V is part of K). */
 void kern_kv_read(const kern_kv_layer *kv, int which, int head, const int32_t *pages, int64_t tok0,
                   int64_t n, float *out);
 
@@ -211,6 +212,9 @@ void kern_head_layernorm(kern_dev *d, float *x, int64_t ld, int H, int D, const 
  * deepseek). Arguments as kern_rope; k may be NULL. */
 void kern_rope_pairs(kern_dev *d, float *q, int64_t ldq, int H, float *k, int64_t ldk, int Hk,
                      int D, int rot_dim, const float *cosv, const float *sinv, int64_t T);
+/* n lanes of each row. */
+void kern_copy_rows(kern_dev *d, const float *from, int64_t ldf, float *to, int64_t ldt, int64_t n,
+                    int64_t rows);
 void kern_scale(kern_dev *d, float *x, float s, int64_t n);                      /* x *= s */
 void kern_add_scaled(kern_dev *d, float *x, const float *y, float s, int64_t n); /* x += s*y */
 void kern_softcap(kern_dev *d, float *x, float cap, int64_t n); /* x = cap*tanh(x/cap) */
@@ -242,7 +246,7 @@ typedef struct kern_route_args {
     kern_route_kind kind;
     const float *bias; /* [E] or NULL: added to the scores for the choice, not to the weight */
     int n_group, topk_group; /* 0 or 1 = no groups; else only the best topk_group groups of
-                                E/n_group neighbours take part */
+                                E/n_group neighbours take part: they hold >= top_k experts */
     bool group_top2; /* a group's score: sum of its two best (deepseek v3), else its best (v2) */
     bool renorm;     /* weights are divided by their sum + 1e-20 */
     float scale;     /* then multiplied by this */
@@ -293,6 +297,10 @@ typedef struct kern_delta_args {
     float *out; /* [T, Hv*Dv] */
 } kern_delta_args;
 void kern_gated_delta(kern_dev *d, const kern_delta_args *a);
+/* The gates of it from ba rows of b[Hv] then a[Hv]: g = -exp(a_log) * softplus(a + dt_bias),
+ * beta = sigmoid(b). */
+void kern_delta_gates(kern_dev *d, const float *ba, int64_t ld, int Hv, const float *a_log,
+                      const float *dt_bias, int64_t T, float *g, float *beta);
 
 /* Row gather: out[t] = dequantized row ids[t] of table; ids are checked by the engine. */
 void kern_embed(kern_dev *d, const qtensor *table, const int32_t *ids, int64_t T, float *out);

@@ -45,8 +45,15 @@ uint8_t *kern__kv_scale(const kern_kv_layer *kv, int which, int head, int64_t sl
     return plane(kv, which, slot) + codes + token * kern_kv_scale_bytes(kv->type, kv->D);
 }
 
+int kern__v_lanes(const kern_kv_layer *kv)
+{
+    return kv->v_in_k ? kv->v_in_k : kv->D;
+}
+
 void kern__kv_decode(const kern_kv_layer *kv, int which, int head, int64_t slot, float *out)
 {
+    int D = which ? kern__v_lanes(kv) : kv->D;
+    if (kv->v_in_k) which = 0; /* the values are lanes of the keys */
     const uint8_t *code = kern__kv_code(kv, which, head, slot),
                   *scale = kern__kv_scale(kv, which, head, slot);
     const float *scales = which ? kv->v_scale : kv->k_scale;
@@ -55,27 +62,27 @@ void kern__kv_decode(const kern_kv_layer *kv, int which, int head, int64_t slot,
     case KV_FP8_E4M3:
     case KV_FP8_E5M2: {
         num_dtype t = kv->type == KV_FP8_E4M3 ? NUM_F8_E4M3 : NUM_F8_E5M2;
-        for (int i = 0; i < kv->D; i++)
+        for (int i = 0; i < D; i++)
             out[i] = num_decode(t, code[i]) * s;
         break;
     }
     case KV_F32:
-        memcpy(out, code, sizeof(float) * (size_t)kv->D);
+        memcpy(out, code, sizeof(float) * (size_t)D);
         break;
     case KV_INT8:
         memcpy(pair, scale, sizeof pair);
-        for (int i = 0; i < kv->D; i++)
+        for (int i = 0; i < D; i++)
             out[i] = (float)code[i] * pair[0] + pair[1];
         break;
     case KV_FP4:
-        for (int i = 0; i < kv->D; i++) {
+        for (int i = 0; i < D; i++) {
             uint8_t e = scale[i / 16];
             float v = num_fp4_table[(code[i / 2] >> (4 * (i & 1))) & 15];
             out[i] = e ? v * num_decode(NUM_F8_E8M0, e) : v * 0.0f;
         }
         break;
     default:
-        for (int i = 0; i < kv->D; i++) {
+        for (int i = 0; i < D; i++) {
             uint16_t h;
             memcpy(&h, code + 2 * i, 2);
             out[i] = num_bf16_to_f32(h);
@@ -90,6 +97,6 @@ void kern_kv_read(const kern_kv_layer *kv, int which, int head, const int32_t *p
         int64_t tok = tok0 + t;
         int64_t slot =
             (int64_t)pages[tok / kv->page_tokens] * kv->page_tokens + tok % kv->page_tokens;
-        kern__kv_decode(kv, which, head, slot, out + t * kv->D);
+        kern__kv_decode(kv, which, head, slot, out + t * (which ? kern__v_lanes(kv) : kv->D));
     }
 }

@@ -392,6 +392,7 @@ typedef struct run_job {
     const kern_linear *l;
     const float *x;
     int64_t ldx, M;
+    const int32_t *row; /* row m of the input is x[row[m]], or NULL */
     float *y;
     int64_t ldy;
     int bucket;
@@ -452,22 +453,31 @@ static void run_part(void *arg, int index, int n)
             thread_split(j->M, 1, index, n, &lo, &hi);
         }
         for (int64_t m = lo; m < hi; m++)
-            kern__act_row(p, KERN__OPS(j->d), j->x + m * j->ldx, m, &a, row);
+            kern__act_row(p, KERN__OPS(j->d), j->x + (j->row ? j->row[m] : m) * j->ldx, m, &a, row);
         if (!alone) team_barrier(j->d->team, index);
         shared_dirty = true;
         run_panels(j, s0, s1, &a, row + l->Kp, index, n);
     }
 }
 
-void kern_linear_run(kern_dev *d, const kern_linear *l, const float *x, int64_t ldx, int64_t M,
-                     float *y, int64_t ldy)
+void kern__linear_run_rows(kern_dev *d, const kern_linear *l, const float *x, int64_t ldx,
+                           const int32_t *row, int64_t M, float *y, int64_t ldy)
 {
     int bucket = kern_bucket(M);
     for (int64_t m = 0; m < M; m += KERN_MROWS) {
         int64_t rows = M - m < KERN_MROWS ? M - m : KERN_MROWS;
-        run_job j = {d, l, x + m * ldx, ldx, rows, y + m * ldy, ldy, bucket};
+        run_job j = {.d = d, .l = l, .ldx = ldx, .M = rows, .ldy = ldy, .bucket = bucket};
+        j.x = row ? x : x + m * ldx;
+        j.row = row ? row + m : NULL;
+        j.y = y + m * ldy;
         team_run(d->team, run_part, &j);
     }
+}
+
+void kern_linear_run(kern_dev *d, const kern_linear *l, const float *x, int64_t ldx, int64_t M,
+                     float *y, int64_t ldy)
+{
+    kern__linear_run_rows(d, l, x, ldx, NULL, M, y, ldy);
 }
 
 /* ---- prediction ---------------------------------------------------------------------------------

@@ -122,6 +122,10 @@ struct kern_linear {
 int kern__linear_make_row(kern_dev *d, const kern_linear_desc *desc, const kern_linear_row *row,
                           kern_linear **out, err *e);
 
+/* kern_linear_run on rows row[0..M) of x (NULL: the first M). */
+void kern__linear_run_rows(kern_dev *d, const kern_linear *l, const float *x, int64_t ldx,
+                           const int32_t *row, int64_t M, float *y, int64_t ldy);
+
 /* What a row works on: one shard, prepared inputs, panels [lo,hi). */
 typedef struct kern__part {
     const struct kern_shard *s;

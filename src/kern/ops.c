@@ -16,16 +16,10 @@ void kern__ops_resolve(uint32_t features, kern__ops *out)
         const kern__ops *t = tables[i];
         if (t->needs & ~features) continue;
         out->name = t->name;
-        if (t->rmsnorm) out->rmsnorm = t->rmsnorm;
-        if (t->add) out->add = t->add;
-        if (t->rope) out->rope = t->rope;
-        if (t->glu) out->glu = t->glu;
-        if (t->round_fp8) out->round_fp8 = t->round_fp8;
-        if (t->round_int) out->round_int = t->round_int;
-        if (t->amax) out->amax = t->amax;
-        if (t->quant_i8) out->quant_i8 = t->quant_i8;
-        if (t->split_bf16) out->split_bf16 = t->split_bf16;
-        if (t->kv_put) out->kv_put = t->kv_put;
+#define TAKE(op)                                                                                   \
+    if (t->op) out->op = t->op;
+        KERN__OP_LIST(TAKE)
+#undef TAKE
     }
     out->needs = features;
 }
@@ -35,11 +29,12 @@ typedef struct row_job {
     const kern__ops *ops;
     int64_t T;
     float *x;
-    const float *y, *w;
-    float eps, *out;
-    int64_t K, ld;
+    const float *y, *w, *b;
+    float eps, s, *out;
+    int64_t K, ld, ldy, ldo;
     int H, D, rot_dim;
     const float *cosv, *sinv;
+    void (*turn)(float *x, int rot_dim, const float *cosv, const float *sinv);
     kern_glu act;
     const qtensor *table;
     const int32_t *ids;
@@ -91,6 +86,46 @@ void kern_rmsnorm(kern_dev *d, const float *x, const float *w, float eps, int64_
     split(d, &j, T * K);
 }
 
+static void layernorm_rows(const row_job *j, int64_t lo, int64_t hi)
+{
+    for (int64_t t = lo; t < hi; t++)
+        j->ops->layernorm(j->y + t * j->K, j->w, j->b, j->eps, j->K, j->out + t * j->K);
+}
+
+void kern_layernorm(kern_dev *d, const float *x, const float *w, const float *b, float eps,
+                    int64_t T, int64_t K, float *out)
+{
+    row_job j = {
+        .fn = layernorm_rows, .T = T, .y = x, .w = w, .b = b, .eps = eps, .K = K, .out = out};
+    split(d, &j, T * K);
+}
+
+static void gated_rows(const row_job *j, int64_t lo, int64_t hi)
+{
+    for (int64_t t = lo; t < hi; t++)
+        for (int h = 0; h < j->H; h++) {
+            int64_t at = (t * j->H + h) * j->D;
+            j->ops->gated_rmsnorm(j->y + at, j->b + t * j->ld + (int64_t)h * j->D, j->w, j->eps,
+                                  j->D, j->out + at);
+        }
+}
+
+void kern_gated_rmsnorm(kern_dev *d, const float *x, const float *gate, int64_t ldg, int H, int D,
+                        const float *w, float eps, int64_t T, float *out)
+{
+    row_job j = {.fn = gated_rows,
+                 .T = T,
+                 .y = x,
+                 .b = gate,
+                 .ld = ldg,
+                 .H = H,
+                 .D = D,
+                 .w = w,
+                 .eps = eps,
+                 .out = out};
+    split(d, &j, T * H * D);
+}
+
 static void add_rows(const row_job *j, int64_t lo, int64_t hi)
 {
     j->ops->add(j->x + lo, j->y + lo, hi - lo);
@@ -100,6 +135,65 @@ void kern_add(kern_dev *d, float *x, const float *y, int64_t n)
 {
     row_job j = {.fn = add_rows, .T = n, .x = x, .y = y};
     split(d, &j, n);
+}
+
+static void add_scaled_rows(const row_job *j, int64_t lo, int64_t hi)
+{
+    j->ops->add_scaled(j->x + lo, j->y + lo, j->s, hi - lo);
+}
+
+void kern_add_scaled(kern_dev *d, float *x, const float *y, float s, int64_t n)
+{
+    row_job j = {.fn = add_scaled_rows, .T = n, .x = x, .y = y, .s = s};
+    split(d, &j, n);
+}
+
+static void scale_rows(const row_job *j, int64_t lo, int64_t hi)
+{
+    j->ops->scale(j->x + lo, j->s, hi - lo);
+}
+
+void kern_scale(kern_dev *d, float *x, float s, int64_t n)
+{
+    row_job j = {.fn = scale_rows, .T = n, .x = x, .s = s};
+    split(d, &j, n);
+}
+
+static void softcap_rows(const row_job *j, int64_t lo, int64_t hi)
+{
+    j->ops->softcap(j->x + lo, j->s, hi - lo);
+}
+
+void kern_softcap(kern_dev *d, float *x, float cap, int64_t n)
+{
+    row_job j = {.fn = softcap_rows, .T = n, .x = x, .s = cap};
+    split(d, &j, n);
+}
+
+static void sigmoid_rows(const row_job *j, int64_t lo, int64_t hi)
+{
+    for (int64_t t = lo; t < hi; t++)
+        j->ops->sigmoid_mul(j->x + t * j->ld, j->y + t * j->ldy, j->K);
+}
+
+void kern_sigmoid_mul(kern_dev *d, float *x, int64_t ldx, const float *g, int64_t ldg, int64_t n,
+                      int64_t T)
+{
+    row_job j = {.fn = sigmoid_rows, .T = T, .x = x, .ld = ldx, .y = g, .ldy = ldg, .K = n};
+    split(d, &j, T * n);
+}
+
+static void gate_rows(const row_job *j, int64_t lo, int64_t hi)
+{
+    for (int64_t t = lo; t < hi; t++)
+        j->ops->scale(j->x + t * j->ld, 1.0f / (1.0f + expf(-j->y[t * j->ldy])), j->K);
+}
+
+void kern_row_sigmoid(kern_dev *d, float *x, int64_t ldx, const float *g, int64_t ldg, int64_t n,
+                      int64_t T)
+{
+    row_job j = {.fn = gate_rows, .T = T, .x = x, .ld = ldx, .y = g, .ldy = ldg, .K = n};
+    split(d, &j, T * n);
 }
 
 static void head_rows(const row_job *j, int64_t lo, int64_t hi)
@@ -118,31 +212,59 @@ void kern_head_rmsnorm(kern_dev *d, float *x, int64_t ld, int H, int D, const fl
     split(d, &j, T * H * D);
 }
 
+static void head_layernorm_rows(const row_job *j, int64_t lo, int64_t hi)
+{
+    for (int64_t t = lo; t < hi; t++)
+        for (int h = 0; h < j->H; h++) {
+            float *x = j->x + t * j->ld + (int64_t)h * j->D;
+            j->ops->layernorm(x, j->w + (int64_t)h * j->D, NULL, j->eps, j->D, x);
+        }
+}
+
+void kern_head_layernorm(kern_dev *d, float *x, int64_t ld, int H, int D, const float *w, float eps,
+                         int64_t T)
+{
+    row_job j = {
+        .fn = head_layernorm_rows, .T = T, .x = x, .ld = ld, .H = H, .D = D, .w = w, .eps = eps};
+    split(d, &j, T * H * D);
+}
+
 static void rope_rows(const row_job *j, int64_t lo, int64_t hi)
 {
     for (int64_t t = lo; t < hi; t++)
         for (int h = 0; h < j->H; h++)
-            j->ops->rope(j->x + t * j->ld + (int64_t)h * j->D, j->rot_dim,
-                         j->cosv + t * (j->rot_dim / 2), j->sinv + t * (j->rot_dim / 2));
+            j->turn(j->x + t * j->ld + (int64_t)h * j->D, j->rot_dim,
+                    j->cosv + t * (j->rot_dim / 2), j->sinv + t * (j->rot_dim / 2));
+}
+
+static void rope_both(kern_dev *d, row_job *j, float *q, int64_t ldq, int H, float *k, int64_t ldk,
+                      int Hk)
+{
+    j->fn = rope_rows;
+    j->x = q;
+    j->ld = ldq;
+    j->H = H;
+    if (q) split(d, j, j->T * H * j->D);
+    j->x = k;
+    j->ld = ldk;
+    j->H = Hk;
+    if (k) split(d, j, j->T * Hk * j->D);
 }
 
 void kern_rope(kern_dev *d, float *q, int64_t ldq, int H, float *k, int64_t ldk, int Hk, int D,
                int rot_dim, const float *cosv, const float *sinv, int64_t T)
 {
-    row_job j = {.fn = rope_rows,
-                 .T = T,
-                 .x = q,
-                 .ld = ldq,
-                 .H = H,
-                 .D = D,
-                 .rot_dim = rot_dim,
-                 .cosv = cosv,
-                 .sinv = sinv};
-    if (q) split(d, &j, T * H * D);
-    j.x = k;
-    j.ld = ldk;
-    j.H = Hk;
-    if (k) split(d, &j, T * Hk * D);
+    row_job j = {.T = T, .D = D, .rot_dim = rot_dim, .cosv = cosv, .sinv = sinv};
+    j.turn = KERN__OPS(d)->rope;
+    rope_both(d, &j, q, ldq, H, k, ldk, Hk);
+}
+
+void kern_rope_pairs(kern_dev *d, float *q, int64_t ldq, int H, float *k, int64_t ldk, int Hk,
+                     int D, int rot_dim, const float *cosv, const float *sinv, int64_t T)
+{
+    row_job j = {.T = T, .D = D, .rot_dim = rot_dim, .cosv = cosv, .sinv = sinv};
+    j.turn = KERN__OPS(d)->rope_pairs;
+    rope_both(d, &j, q, ldq, H, k, ldk, Hk);
 }
 
 static void glu_rows(const row_job *j, int64_t lo, int64_t hi)
@@ -158,6 +280,20 @@ void kern_glu_mul(kern_dev *d, kern_glu act, const float *gu, int64_t ld, int64_
     split(d, &j, T * F);
 }
 
+static void act_rows(const row_job *j, int64_t lo, int64_t hi)
+{
+    for (int64_t t = lo; t < hi; t++)
+        j->ops->act(j->act, j->y + t * j->ld, j->K, j->out + t * j->ldo);
+}
+
+void kern_act_apply(kern_dev *d, kern_glu act, const float *x, int64_t ld, int64_t F, int64_t T,
+                    float *out, int64_t ldo)
+{
+    row_job j = {
+        .fn = act_rows, .T = T, .y = x, .ld = ld, .K = F, .act = act, .out = out, .ldo = ldo};
+    split(d, &j, T * F);
+}
+
 static void embed_rows(const row_job *j, int64_t lo, int64_t hi)
 {
     for (int64_t t = lo; t < hi; t++)
@@ -168,6 +304,43 @@ void kern_embed(kern_dev *d, const qtensor *table, const int32_t *ids, int64_t T
 {
     row_job j = {.fn = embed_rows, .T = T, .table = table, .ids = ids, .out = out};
     split(d, &j, T * table->K);
+}
+
+/* ---- matrices of heads ---------------------------------------------------------------------- */
+
+#define HEAD_ROWS 16 /* rows of w in a work item */
+
+typedef struct head_job {
+    kern_dev *d;
+    const qtensor *w;
+    const float *x;
+    int64_t ldx, ldh, T;
+    float *out;
+    int64_t ldo, ldoh;
+} head_job;
+
+static void head_part(void *arg, int index, int n)
+{
+    const head_job *j = arg;
+    int64_t blocks = (j->w->N + HEAD_ROWS - 1) / HEAD_ROWS, lo, hi;
+    thread_split(j->w->E * blocks, 1, index, n, &lo, &hi);
+    for (int64_t i = lo; i < hi; i++) {
+        int64_t h = i / blocks, n0 = i % blocks * HEAD_ROWS;
+        int64_t rows = j->w->N - n0 < HEAD_ROWS ? j->w->N - n0 : HEAD_ROWS;
+        KERN__OPS(j->d)->head_rows(j->w, h * j->w->N + n0, rows, j->x + h * j->ldh, j->ldx, j->T,
+                                   j->out + h * j->ldoh + n0, j->ldo,
+                                   kern__thread_buffer(j->d, index));
+    }
+}
+
+void kern_head_matmul(kern_dev *d, const qtensor *w, const float *x, int64_t ldx, int64_t ldh,
+                      int64_t T, float *out, int64_t ldo, int64_t ldoh)
+{
+    head_job j = {d, w, x, ldx, ldh, T, out, ldo, ldoh};
+    if (w->E * w->N * w->K * T < SPLIT_CELLS)
+        head_part(&j, 0, 1);
+    else
+        team_run(d->team, head_part, &j);
 }
 
 /* ---- KV store and attention -------------------------------------------------------------- */
@@ -191,7 +364,7 @@ static void store_part(void *arg, int index, int n)
         for (int h = 0; h < j->kv->Hk; h++) {
             int64_t at = (int64_t)h * j->kv->D;
             clipped += j->ops->kv_put(j->kv, 0, h, j->slot[t], j->k + t * j->ldk + at);
-            clipped += j->ops->kv_put(j->kv, 1, h, j->slot[t], j->v + t * j->ldv + at);
+            if (j->v) clipped += j->ops->kv_put(j->kv, 1, h, j->slot[t], j->v + t * j->ldv + at);
         }
     __atomic_fetch_add(&j->clipped, clipped, __ATOMIC_RELAXED);
 }
@@ -224,14 +397,15 @@ void kern_attention(kern_dev *d, const kern_attn_args *a)
 
 /* ---- the list, for tests and reports ----------------------------------------------------- */
 
-#define ROWS(table, needs)                                                                         \
-    {"rmsnorm", table, needs}, {"add", table, needs}, {"rope", table, needs},                      \
-        {"glu", table, needs}, {"attention", table, needs}, {"round_fp8", table, needs},           \
-        {"round_int", table, needs}, {"amax", table, needs}, {"quant_i8", table, needs},           \
-        {"split_bf16", table, needs},                                                              \
-    {                                                                                              \
-        "kv_put", table, needs                                                                     \
-    }
-const kern_op_row kern_op_rows[] = {ROWS("avx512", CPU_AVX512), ROWS("avx2", CPU_AVX2),
-                                    ROWS("ref", 0)};
+const kern_op_row kern_op_rows[] = {
+#define ROW(op) {#op, "avx512", CPU_AVX512},
+    KERN__OP_LIST(ROW) ROW(attention)
+#undef ROW
+#define ROW(op) {#op, "avx2", CPU_AVX2},
+        KERN__OP_LIST(ROW) ROW(attention)
+#undef ROW
+#define ROW(op) {#op, "ref", 0},
+            KERN__OP_LIST(ROW) ROW(attention)
+#undef ROW
+};
 const int kern_n_op_rows = (int)(sizeof kern_op_rows / sizeof *kern_op_rows);

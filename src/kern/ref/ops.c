@@ -1,4 +1,4 @@
-/* Plain C twins of the small operators, the KV store and attention: the definition that faster
+/* Plain C twins of the small operators and the KV store: the definition that faster
  * versions are tested against. f32 throughout; sums of squares in double. */
 #include <string.h>
 #include "kern/ops.h"
@@ -19,6 +19,75 @@ static void add(float *x, const float *y, int64_t n)
         x[i] += y[i];
 }
 
+static void layernorm(const float *x, const float *w, const float *b, float eps, int64_t K,
+                      float *out)
+{
+    double sum = 0, ss = 0;
+    for (int64_t i = 0; i < K; i++)
+        sum += x[i];
+    float mean = (float)(sum / (double)K);
+    for (int64_t i = 0; i < K; i++)
+        ss += (double)(x[i] - mean) * (x[i] - mean);
+    float r = (float)(1.0 / sqrt(ss / (double)K + (double)eps));
+    for (int64_t i = 0; i < K; i++)
+        out[i] = (x[i] - mean) * r * w[i] + (b ? b[i] : 0.0f);
+}
+
+static void gated_rmsnorm(const float *x, const float *gate, const float *w, float eps, int64_t K,
+                          float *out)
+{
+    rmsnorm(x, w, eps, K, out);
+    for (int64_t i = 0; i < K; i++)
+        out[i] *= gate[i] / (1.0f + expf(-gate[i]));
+}
+
+static void add_scaled(float *x, const float *y, float s, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        x[i] += s * y[i];
+}
+
+static void scale(float *x, float s, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        x[i] *= s;
+}
+
+static void softcap(float *x, float cap, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        x[i] = cap * tanhf(x[i] / cap);
+}
+
+static void sigmoid_mul(float *x, const float *g, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        x[i] /= 1.0f + expf(-g[i]);
+}
+
+static void rope_pairs(float *x, int rot_dim, const float *cosv, const float *sinv)
+{
+    for (int i = 0; i < rot_dim / 2; i++) {
+        float a = x[2 * i], b = x[2 * i + 1];
+        x[2 * i] = a * cosv[i] - b * sinv[i];
+        x[2 * i + 1] = b * cosv[i] + a * sinv[i];
+    }
+}
+
+static void head_rows(const qtensor *w, int64_t row0, int64_t rows, const float *x, int64_t ldx,
+                      int64_t T, float *out, int64_t ldo, float *tmp)
+{
+    for (int64_t n = 0; n < rows; n++) {
+        qtensor_decode_row(w, row0 + n, tmp);
+        for (int64_t t = 0; t < T; t++) {
+            float sum = 0;
+            for (int64_t k = 0; k < w->K; k++)
+                sum += x[t * ldx + k] * tmp[k];
+            out[t * ldo + n] = sum;
+        }
+    }
+}
+
 static void rope(float *x, int rot_dim, const float *cosv, const float *sinv)
 {
     int half = rot_dim / 2;
@@ -29,9 +98,9 @@ static void rope(float *x, int rot_dim, const float *cosv, const float *sinv)
     }
 }
 
-static float activate(kern_glu act, float x)
+static float activate(kern_glu a, float x)
 {
-    switch (act) {
+    switch (a) {
     case KERN_SILU:
         return x / (1.0f + expf(-x));
     case KERN_GELU_TANH:
@@ -53,11 +122,17 @@ static float activate(kern_glu act, float x)
     return x;
 }
 
-static void glu(kern_glu act, const float *g, const float *u, int64_t n, float *out)
+static void act(kern_glu a, const float *x, int64_t n, float *out)
 {
     for (int64_t i = 0; i < n; i++)
-        out[i] = activate(act, g[i]) *
-                 (act == KERN_SWIGLU_OAI ? fminf(fmaxf(u[i], -7.0f), 7.0f) + 1.0f : u[i]);
+        out[i] = activate(a, x[i]);
+}
+
+static void glu(kern_glu a, const float *g, const float *u, int64_t n, float *out)
+{
+    for (int64_t i = 0; i < n; i++)
+        out[i] = activate(a, g[i]) *
+                 (a == KERN_SWIGLU_OAI ? fminf(fmaxf(u[i], -7.0f), 7.0f) + 1.0f : u[i]);
 }
 
 static void round_fp8(float *v, int64_t n, float scale, float max, float mul)
@@ -184,98 +259,24 @@ static uint64_t kv_put(const kern_kv_layer *kv, int which, int head, int32_t slo
     }
 }
 
-/* ---- attention ----------------------------------------------------------------------------------
- */
-
-#define REF_TILE 32 /* keys decoded at a time */
-
-typedef struct attn_job {
-    kern_dev *d;
-    const kern_attn_args *a;
-} attn_job;
-
-/* One query row of one head, online softmax over tiles of decoded keys and values. */
-typedef struct attn_row {
-    const float *q;
-    float *out, max, sum;
-    int64_t lo, hi; /* keys seen: [lo,hi) */
-} attn_row;
-
-static void row_tile(attn_row *r, const float *k, const float *v, int64_t t0, int n, int D,
-                     float scale)
-{
-    for (int t = 0; t < n; t++) {
-        if (t0 + t < r->lo || t0 + t >= r->hi) continue;
-        float s = 0;
-        for (int i = 0; i < D; i++)
-            s += r->q[i] * k[t * D + i];
-        s *= scale;
-        if (s > r->max) {
-            float c = expf(r->max - s);
-            r->sum *= c;
-            for (int i = 0; i < D; i++)
-                r->out[i] *= c;
-            r->max = s;
-        }
-        float p = expf(s - r->max);
-        r->sum += p;
-        for (int i = 0; i < D; i++)
-            r->out[i] += p * v[t * D + i];
-    }
-}
-
-static void attend(const attn_job *j, const kern_seq *q, int hk, int row, float *buffer)
-{
-    const kern_attn_args *a = j->a;
-    const kern_kv_layer *kv = a->kv;
-    int D = kv->D, G = a->H / kv->Hk;
-    int64_t pos = (int64_t)q->kv_len - q->n_rows + row;
-    int64_t lo = a->window > 0 && pos - a->window + 1 > 0 ? pos - a->window + 1 : 0;
-    float *k = buffer, *v = buffer + (size_t)REF_TILE * (size_t)D;
-    for (int g = 0; g < G; g++) {
-        int64_t at = q->row0 + row;
-        attn_row r = {a->q + at * a->ldq + (hk * G + g) * D,
-                      a->out + at * a->ldo + (hk * G + g) * D,
-                      -INFINITY,
-                      0,
-                      lo,
-                      pos + 1};
-        memset(r.out, 0, (size_t)D * sizeof(float));
-        for (int64_t t = lo; t <= pos; t += REF_TILE) {
-            int n = pos + 1 - t < REF_TILE ? (int)(pos + 1 - t) : REF_TILE;
-            kern_kv_read(kv, 0, hk, q->pages, t, n, k);
-            kern_kv_read(kv, 1, hk, q->pages, t, n, v);
-            row_tile(&r, k, v, t, n, D, a->scale);
-        }
-        for (int i = 0; i < D && r.sum > 0; i++)
-            r.out[i] /= r.sum;
-    }
-}
-
-static void attn_part(void *arg, int index, int n)
-{
-    attn_job *j = arg;
-    float *buffer = kern__thread_buffer(j->d, index);
-    int64_t item = 0;
-    for (int s = 0; s < j->a->n_seqs; s++)
-        for (int row = 0; row < j->a->seqs[s].n_rows; row++)
-            for (int hk = 0; hk < j->a->kv->Hk; hk++)
-                if (item++ % n == index) attend(j, &j->a->seqs[s], hk, row, buffer);
-}
-
-static bool attention(kern_dev *d, const kern_attn_args *a)
-{
-    attn_job j = {d, a};
-    team_run(d->team, attn_part, &j);
-    return true;
-}
-
 const kern__ops kern__ops_ref = {.name = "ref",
                                  .rmsnorm = rmsnorm,
+                                 .layernorm = layernorm,
+                                 .gated_rmsnorm = gated_rmsnorm,
                                  .add = add,
+                                 .add_scaled = add_scaled,
+                                 .scale = scale,
+                                 .softcap = softcap,
+                                 .sigmoid_mul = sigmoid_mul,
                                  .rope = rope,
+                                 .rope_pairs = rope_pairs,
+                                 .act = act,
                                  .glu = glu,
-                                 .attention = attention,
+                                 .head_rows = head_rows,
+                                 .conv_silu = kern__ref_conv_silu,
+                                 .delta = kern__ref_delta,
+                                 .route = kern__ref_route,
+                                 .attention = kern__ref_attention,
                                  .round_fp8 = round_fp8,
                                  .round_int = round_int,
                                  .amax = amax,
