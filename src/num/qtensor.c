@@ -196,10 +196,10 @@ void qtensor_decode_row(const qtensor *q, int64_t row, float *out)
 }
 
 /* Columns [lo,hi), which share scale s and zero z: in f32, in place. */
-static void scale_run(float *v, int64_t lo, int64_t hi, float z, float s)
+static void scale_run(float *v, int64_t lo, int64_t hi, float z, float s, float global)
 {
     for (int64_t k = lo; k < hi; k++)
-        v[k] = (v[k] - z) * s;
+        v[k] = (v[k] - z) * s * global;
 }
 
 /* The same with every step rounded to t. */
@@ -214,6 +214,7 @@ void qtensor_decode_row_as(const qtensor *q, int64_t row, num_dtype t, float *ou
 {
     decode_codes(q, row, out);
     float global = global_of(q, row);
+    bool integer = num_infos[q->code].kind == 'I';
     int64_t skip = q->flat ? row % q->N * q->K % q->block_k : 0; /* of the first block of the row */
     if (!q->scales && !q->zeros && !q->n_global && t == NUM_F32) return;
     for (int64_t lo = 0, hi; lo < q->K; lo = hi) {
@@ -227,7 +228,7 @@ void qtensor_decode_row_as(const qtensor *q, int64_t row, num_dtype t, float *ou
         float s = q->scales ? element_at(q->scale_type, q->scales, at) : 1;
         float z = q->zeros ? element_at(q->zero_type, q->zeros, at) : 0;
         if (t == NUM_F32)
-            scale_run(out, lo, hi, z, s * global);
+            scale_run(out, lo, hi, z, integer ? s : s * global, integer ? global : 1.0f);
         else
             scale_run_as(t, out, lo, hi, z, s, global);
     }

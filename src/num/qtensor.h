@@ -70,7 +70,7 @@ int32_t qtensor_code(const qtensor *q, int64_t row, int64_t k); /* integer code,
 float qtensor_scale(const qtensor *q, int64_t row, int64_t k);  /* scale*global */
 float qtensor_zero(const qtensor *q, int64_t row, int64_t k);
 /* out[K] = dequantized row (0 <= row < E*N), all in fp32: (code - zero) * (scale * global), the
- * order of ModelOpt's reader. */
+ * order of ModelOpt's reader; integers (code - zero) * scale * global, that of LLM.int8's. */
 void qtensor_decode_row(const qtensor *q, int64_t row, float *out);
 /* Same, rounded after each step to `t` as the checkpoint library does ((q - zp) cast to t, times
  * the stored scale, cast to t): for comparison with dequantizers that work in bf16/f16. t = NUM_F32

@@ -8,7 +8,6 @@
 #include "quant/quant_int.h"
 
 #define CT_VERSION "0.19.0"
-#define ROW_BUFFER ((size_t)1 << 20)
 
 typedef struct sink {
     ckpt_writer *w;
@@ -16,23 +15,19 @@ typedef struct sink {
     const qtensor *t;
 } sink;
 
-static int begin(const sink *s, const char *suffix, num_dtype type, int n_dims, int64_t a,
-                 int64_t b, err *e)
+static int put(const sink *s, const char *suffix, num_dtype type, int n_dims, int64_t a, int64_t b,
+               const void *data, err *e)
 {
-    char name[QUANT_NAME_MAX];
-    int64_t shape[2] = {a, b};
-    int n = snprintf(name, sizeof name, "%s.%s", s->module, suffix);
-    if (n < 0 || (size_t)n >= sizeof name)
-        return err_set(e, ERR_LIMIT, "module name of %zu bytes is too long", strlen(s->module));
-    return ckpt_writer_begin(s->w, name, type, n_dims, shape, e);
+    const int64_t shape[2] = {a, b};
+    return quant__put(s->w, s->module, suffix, type, n_dims, shape, data, e);
 }
 
-static int whole(const sink *s, const char *suffix, num_dtype type, int n_dims, int64_t a,
-                 int64_t b, const void *data, err *e)
+static int put_rows(const sink *s, const char *suffix, num_dtype type, int64_t cols,
+                    quant__row_fn *fn, size_t bytes, err *e)
 {
-    int rc = begin(s, suffix, type, n_dims, a, b, e);
-    size_t n = (size_t)(a * (n_dims == 2 ? b : 1)) * (size_t)num_infos[type].bits / 8;
-    return rc < 0 ? rc : ckpt_writer_data(s->w, data, n, e);
+    const int64_t shape[2] = {s->t->N, cols};
+    int rc = quant__begin(s->w, s->module, suffix, type, 2, shape, e);
+    return rc < 0 ? rc : quant__put_rows(s->w, s->t, s->t->N, fn, bytes, e);
 }
 
 /* Canonical codes of n fields to a zero-padded stream of unsigned ones. */
@@ -48,59 +43,26 @@ static void offset_row(const uint8_t *src, int bits, size_t n, uint8_t *dst, siz
     if (tail) dst[used - 1] &= (uint8_t)((1u << tail) - 1);
 }
 
-typedef void row_fn(const qtensor *t, int64_t row, uint8_t *dst, size_t dst_bytes);
-
 static void row_packed(const qtensor *t, int64_t row, uint8_t *dst, size_t dst_bytes)
 {
     offset_row(t->codes + (size_t)row * t->row_bytes, num_infos[t->code].bits, (size_t)t->K, dst,
                dst_bytes);
 }
 
-static void row_bytes(const qtensor *t, int64_t row, uint8_t *dst, size_t dst_bytes)
-{
-    (void)dst_bytes;
-    for (int64_t k = 0; k < t->K; k++)
-        dst[k] = (uint8_t)qtensor_code(t, row, k);
-}
-
-static void row_copy(const qtensor *t, int64_t row, uint8_t *dst, size_t dst_bytes)
-{
-    memcpy(dst, t->codes + (size_t)row * t->row_bytes, dst_bytes);
-}
-
-/* Rows through a bounded buffer. */
-static int rows(const sink *s, row_fn *fn, size_t bytes, err *e)
-{
-    size_t step = ROW_BUFFER / bytes ? ROW_BUFFER / bytes : 1;
-    uint8_t *b = NULL;
-    int rc = mem_alloc((void **)&b, step * bytes, e);
-    for (int64_t r = 0; rc >= 0 && r < s->t->N; r += (int64_t)step) {
-        int64_t end = r + (int64_t)step < s->t->N ? r + (int64_t)step : s->t->N;
-        for (int64_t i = r; i < end; i++)
-            fn(s->t, i, b + (size_t)(i - r) * bytes, bytes);
-        rc = ckpt_writer_data(s->w, b, (size_t)(end - r) * bytes, e);
-    }
-    mem_free(b);
-    return rc;
-}
-
 static int store_codes(const sink *s, const char *format, err *e)
 {
     const qtensor *t = s->t;
-    int bits = num_infos[t->code].bits, rc;
+    int bits = num_infos[t->code].bits;
     if (!strcmp(format, "pack-quantized")) {
         int64_t words = (t->K * bits + 31) / 32, shape[2] = {t->N, t->K};
-        rc = begin(s, "weight_packed", NUM_I32, 2, t->N, words, e);
-        if (rc >= 0) rc = rows(s, row_packed, (size_t)words * 4, e);
-        if (rc >= 0) rc = whole(s, "weight_shape", NUM_I64, 1, 2, 0, shape, e);
-        return rc;
+        int rc = put_rows(s, ".weight_packed", NUM_I32, words, row_packed, (size_t)words * 4, e);
+        return rc < 0 ? rc : put(s, ".weight_shape", NUM_I64, 1, 2, 0, shape, e);
     }
-    if (t->code == NUM_F4_E2M1) {
-        rc = begin(s, "weight_packed", NUM_U8, 2, t->N, t->K / 2, e);
-        return rc < 0 ? rc : rows(s, row_copy, (size_t)t->K / 2, e);
-    }
-    rc = begin(s, "weight", t->code == NUM_F8_E4M3 ? NUM_F8_E4M3 : NUM_I8, 2, t->N, t->K, e);
-    return rc < 0 ? rc : rows(s, bits == 8 ? row_copy : row_bytes, (size_t)t->K, e);
+    if (t->code == NUM_F4_E2M1)
+        return put_rows(s, ".weight_packed", NUM_U8, t->K / 2, quant__row_copy, (size_t)t->K / 2,
+                        e);
+    return put_rows(s, ".weight", t->code == NUM_F8_E4M3 ? NUM_F8_E4M3 : NUM_I8, t->K,
+                    bits == 8 ? quant__row_copy : quant__row_bytes, (size_t)t->K, e);
 }
 
 static int store_scales(const sink *s, err *e)
@@ -108,8 +70,8 @@ static int store_scales(const sink *s, err *e)
     const qtensor *t = s->t;
     num_dtype type = t->scale_type == NUM_F8_E8M0 ? NUM_U8 : t->scale_type;
     bool one = t->spec.w.gran == Q_TENSOR;
-    return whole(s, "weight_scale", type, one ? 1 : 2, one ? 1 : t->scale_rows, t->scale_cols,
-                 t->scales, e);
+    return put(s, ".weight_scale", type, one ? 1 : 2, one ? 1 : t->scale_rows, t->scale_cols,
+               t->scales, e);
 }
 
 /* Packed along N, or a byte each for the formats of one code a byte. */
@@ -120,7 +82,7 @@ static int store_zeros(const sink *s, const char *format, err *e)
     int64_t G = t->scale_cols, N = t->scale_rows, R = (N * bits + 31) / 32;
     const int8_t *z = t->zeros;
     if (strcmp(format, "pack-quantized"))
-        return whole(s, "weight_zero_point", NUM_I8, 2, N, G, t->zeros, e);
+        return put(s, ".weight_zero_point", NUM_I8, 2, N, G, t->zeros, e);
     uint8_t *words = NULL, *col = NULL, *out = NULL;
     size_t n = (size_t)R * 4;
     int rc = 0;
@@ -135,7 +97,7 @@ static int store_zeros(const sink *s, const char *format, err *e)
         for (int64_t r = 0; r < R; r++)
             memcpy(out + 4 * (size_t)(r * G + c), words + 4 * r, 4);
     }
-    TRY(whole(s, "weight_zero_point", NUM_I32, 2, R, G, out, e));
+    TRY(put(s, ".weight_zero_point", NUM_I32, 2, R, G, out, e));
 out:
     mem_free(words);
     mem_free(col);
@@ -143,50 +105,88 @@ out:
     return rc;
 }
 
-/* The divisor whose reciprocal the qtensor holds; the factor was made in the model's type. */
-static float divisor(float multiplier, num_dtype model_dtype)
+/* The divisor whose reciprocal is this factor: in the model's type where one is, as its writer
+ * makes it. Not every float is a reciprocal; then the format cannot hold the factor. */
+static int divisor(const sink *s, const char *what, float multiplier, num_dtype model_dtype,
+                   float *out, err *e)
 {
     float g = 1.0f / multiplier, r = num_round(model_dtype, g);
-    return 1.0f / r == multiplier ? r : g;
+    const float near[] = {r, g, nextafterf(g, 0), nextafterf(g, INFINITY)};
+    for (size_t i = 0; i < sizeof near / sizeof *near; i++)
+        if (1.0f / near[i] == multiplier) {
+            *out = near[i];
+            return 0;
+        }
+    return err_set(e, ERR_UNSUPPORTED,
+                   "module '%s': compressed-tensors divides by %s, and no float has %.9g as its "
+                   "reciprocal: the factor would be changed",
+                   s->module, what, (double)multiplier);
 }
 
-static int check(const sink *s, err *e)
+static int check(const sink *s, const char *format, err *e)
 {
     const qtensor *t = s->t;
     const qaxis *w = &t->spec.w;
-    const char *why = t->E != 1                                        ? "an expert axis"
-                      : t->table || t->code == NUM_NF4                 ? "a code table (nf4)"
-                      : t->zeros && t->zero_type != NUM_I8             ? "float zero points"
-                      : t->pre_scale                                   ? "an input scale vector"
-                      : t->n_global > 1                                ? "several global scales"
-                      : t->code == NUM_F8_E5M2                         ? "fp8_e5m2 weights"
+    bool nvfp4 = w->scale == QS_NVFP4;
+    unsigned can = QUANT_CAN_ZEROS | QUANT_CAN_ORDER | QUANT_CAN_ACT;
+    int rc = quant__storable(t, s->module, "compressed-tensors",
+                             can | (nvfp4 ? QUANT_CAN_GLOBAL : 0), e);
+    if (rc < 0) return rc;
+    const char *why = t->code == NUM_F8_E5M2                           ? "fp8_e5m2 weights"
                       : t->code == NUM_F4_E2M1 && w->scale == QS_FLOAT ? "fp4 with float scales"
-                                                                       : NULL;
+                      : nvfp4 && !t->n_global                          ? "nvfp4 without its factor"
+                      : num_infos[t->code].kind == 'I' && w->scale != QS_FLOAT
+                          ? "integers with scales of 8 bits"
+                          : NULL;
+    int lim = 1 << (num_infos[t->code].bits - 1);
+    const int8_t *z = t->zeros;
+    for (int64_t i = 0; z && !why && i < t->scale_rows * t->scale_cols; i++)
+        if (strcmp(format, "pack-quantized") == 0 && (z[i] < -lim || z[i] >= lim))
+            why = "a zero point outside of the range of the codes";
     if (why)
-        return err_set(e, ERR_UNSUPPORTED, "%s: compressed-tensors cannot store %s", s->module,
-                       why);
-    if (!t->scales)
-        return err_set(e, ERR_UNSUPPORTED, "%s: is not quantized; store its weight as it is",
-                       s->module);
+        return err_set(e, ERR_UNSUPPORTED, "module '%s': compressed-tensors cannot hold %s",
+                       s->module, why);
     return 0;
+}
+
+/* Static activation scales, in the model's type where that changes nothing. */
+static int store_act(const sink *s, num_dtype model_dtype, err *e)
+{
+    const qtensor *t = s->t;
+    int rc = 0;
+    if (t->spec.a.gran == Q_TENSOR && !t->spec.a.dynamic) {
+        uint8_t raw[4];
+        bool fits = num_round(model_dtype, t->input_scale) == t->input_scale;
+        num_dtype as = fits ? model_dtype : NUM_F32;
+        num_encode_row(as, &t->input_scale, 1, raw);
+        TRY(put(s, ".input_scale", as, 1, 1, 0, raw, e));
+        const int8_t z = (int8_t)t->input_zero;
+        if (t->spec.a.asym) TRY(put(s, ".input_zero_point", NUM_I8, 1, 1, 0, &z, e));
+    }
+    if (t->spec.a.scale == QS_NVFP4) {
+        float g = 0;
+        TRY(divisor(s, "input_global_scale", t->input_global, model_dtype, &g, e));
+        TRY(put(s, ".input_global_scale", NUM_F32, 1, 1, 0, &g, e));
+    }
+out:
+    return rc;
 }
 
 int quant__ct_store(ckpt_writer *w, const char *module, const qtensor *t, num_dtype model_dtype,
                     err *e)
 {
     int rc = 0;
+    float g = 0;
     sink s = {w, module, t};
-    TRY(check(&s, e));
     const char *format = quant__ct_format(&t->spec);
+    TRY(check(&s, format, e));
+    if (t->n_global) TRY(divisor(&s, "weight_global_scale", t->global[0], model_dtype, &g, e));
     TRY(store_codes(&s, format, e));
     TRY(store_scales(&s, e));
-    if (t->n_global) {
-        float g = divisor(t->global[0], model_dtype);
-        TRY(whole(&s, "weight_global_scale", NUM_F32, 1, 1, 0, &g, e));
-    }
+    if (t->n_global) TRY(put(&s, ".weight_global_scale", NUM_F32, 1, 1, 0, &g, e));
     if (t->zeros) TRY(store_zeros(&s, format, e));
-    if (t->g_idx) TRY(whole(&s, "weight_g_idx", NUM_I32, 1, t->K, 0, t->g_idx, e));
-    rc = 0;
+    if (t->g_idx) TRY(put(&s, ".weight_g_idx", NUM_I32, 1, t->K, 0, t->g_idx, e));
+    TRY(store_act(&s, model_dtype, e));
 out:
     return rc;
 }

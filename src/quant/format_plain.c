@@ -21,10 +21,10 @@ static bool is_float(num_dtype t)
 
 int quant__plain_detect(quant_ckpt *q, err *e)
 {
-    static const char *const marks[] = {".weight_packed",  ".qweight",
-                                        ".weight_scale",   ".weight_scale_inv",
-                                        ".weight_scale_2", ".weight_global_scale",
-                                        ".weight.absmax"};
+    static const char *const marks[] = {
+        ".weight_packed",    ".qweight",        ".weight_scale",
+        ".weight_scale_inv", ".weight_scale_2", ".weight_global_scale",
+        ".weight.absmax",    "_blocks",         ".SCB"};
     if (ckpt_is_gguf(q->c)) return 1;
     for (size_t i = 0; i < ckpt_n_tensors(q->c); i++) {
         const ckpt_tensor *t = ckpt_tensor_at(q->c, i);
@@ -71,7 +71,8 @@ out:
 int quant__plain_load(const quant_ckpt *q, const char *module, qtensor *out, err *e)
 {
     const ckpt_tensor *t;
-    int rc = quant__tensor(q, module, "weight", true, &t, e);
+    int rc = quant__named(q, module, "", false, &t, e); /* stacked experts have no ".weight" */
+    if (rc >= 0 && !t) rc = quant__tensor(q, module, "weight", true, &t, e);
     if (rc < 0) return rc;
     if (t->n_dims != 2 && t->n_dims != 3)
         return err_set(e, ERR_SHAPE, "%s: tensor '%s' has %d dimensions; a linear has 2", t->path,

@@ -24,8 +24,16 @@ int quant__own(qtensor *t, size_t a, size_t b, void **out, err *e)
 int quant__tensor(const quant_ckpt *q, const char *module, const char *suffix, bool need,
                   const ckpt_tensor **out, err *e)
 {
+    char tail[64];
+    snprintf(tail, sizeof tail, ".%s", suffix);
+    return quant__named(q, module, tail, need, out, e);
+}
+
+int quant__named(const quant_ckpt *q, const char *module, const char *suffix, bool need,
+                 const ckpt_tensor **out, err *e)
+{
     char name[QUANT_NAME_MAX];
-    int n = snprintf(name, sizeof name, "%s.%s", module, suffix);
+    int n = snprintf(name, sizeof name, "%s%s", module, suffix);
     *out = NULL;
     if (n < 0 || (size_t)n >= sizeof name)
         return err_set(e, ERR_LIMIT, "module name of %zu bytes is too long", strlen(module));
@@ -187,6 +195,13 @@ static int sweep_module(quant_ckpt *q, const ckpt_tensor *t, const char *module,
     if (!g)
         return err_set(e, ERR_FORMAT, "%s: '%s' is quantized, but nothing in %s describes '%s'",
                        t->path, t->name, q->where, module);
+    const ckpt_tensor *twin = NULL;
+    if (strcmp(t->name + strlen(module), ".weight") &&
+        (quant__tensor(q, module, "weight", false, &twin, NULL) < 0 || twin))
+        return err_set(
+            e, ERR_FORMAT,
+            "%s: module '%s' has a plain weight beside '%s'; which one counts is not told", t->path,
+            module, t->name);
     g->hits++;
     return 0;
 }
@@ -247,7 +262,7 @@ static const ckpt_tensor *part(const quant_ckpt *q, const char *module, const ch
 }
 
 /* weight [E.., N, K], weight_packed [N, bytes or words] with the shape that weight_shape says. */
-static int describe(const quant_ckpt *q, const char *module, quant_module *out, err *e)
+int quant__describe_plain(const quant_ckpt *q, const char *module, quant_module *out, err *e)
 {
     const ckpt_tensor *t = part(q, module, ".weight_packed"), *s = part(q, module, ".weight_shape");
     int64_t v[2] = {0};
@@ -279,7 +294,7 @@ int quant_describe(const quant_ckpt *q, const char *module, quant_module *out, e
     *out = (quant_module){.format = g ? g->format : "", .E = 1};
     out->spec = g ? g->spec : (qspec){{.type = NUM_BF16}, {.type = NUM_BF16}, q->kv};
     return q->dialect->describe ? q->dialect->describe(q, module, out, e)
-                                : describe(q, module, out, e);
+                                : quant__describe_plain(q, module, out, e);
 }
 
 int quant_module_bytes(const quant_ckpt *q, const char *module, qbytes *add, err *e)

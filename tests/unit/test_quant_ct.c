@@ -531,7 +531,8 @@ static void test_dialect_rows(void **state)
     }
 }
 
-/* Every algorithm does every preset and stays above the noise, and every writer has words for it.
+/* Every algorithm does every preset and stays above the noise, compressed-tensors has words for
+ * it; the other writers have them or say that they have none.
  */
 static void test_algorithm_rows(void **state)
 {
@@ -559,8 +560,10 @@ static void test_algorithm_rows(void **state)
                 buf b = {0};
                 jw j;
                 jw_init(&j, &b, 0);
-                CHECK_OK(quant_dialects[d]->emit_config(&j, &s, NULL, 0, &e));
-                assert_non_null(strstr(b.data, "config_groups"));
+                int rc = quant_dialects[d]->emit_config(&j, &s, NULL, 0, &e);
+                if (rc < 0) assert_int_equal(rc, -ERR_UNSUPPORTED);
+                if (!d) assert_true(rc == 0 && strstr(b.data, "config_groups"));
+                if (rc == 0) assert_non_null(strstr(b.data, "quant_method"));
                 buf_free(&b);
             }
         }
