@@ -2,9 +2,19 @@
  * of equals) is joined until no pair has a merge.
  *
  * Merges are an open-addressing table from (left id << 32 | right id) to (rank, id of the joined
- * token). Short words are merged by scanning the ranks; long ones by a heap of (rank, position)
- * over a linked list, whose stale entries are told by their rank, so that a text without spaces
- * costs n log n. Words are remembered in a cache that belongs to one thread's working memory.
+ * token). Short words are merged by scanning the ranks; longer ones by a heap of (rank, position)
+ * over a linked list, whose stale entries are told by their rank.
+ *
+ * A word of more than WINDOW characters is merged window by window, so that a text without spaces
+ * costs time in proportion to its length and a fixed piece of memory. Write E(x) for the tokens of
+ * x. Where E(x) has a border, the parts on both sides have been merged without knowing of each
+ * other. So if E(XY) = E(X)E(Y) and E(YZ) = E(Y)E(Z), then E(XYZ) = E(X)E(Y)E(Z): the first merge
+ * across one of the two borders would be the best of XY, or of YZ, too, whose merges up to then are
+ * the same ones. Y is one token, the seam: some way before the end of a window, and again the first
+ * of the next window. Where the second window sees another token there, the word is begun again
+ * with windows eight times as large, at last with one. The ids are those of one window always.
+ *
+ * Words are remembered in a cache that belongs to one thread's working memory.
  *
  * Models of the SentencePiece kind get whole texts as one word. Where no merge makes a token that
  * has U+2581 behind another character, no merge can cross the place before such a character, and
@@ -19,6 +29,7 @@
 
 #define NO_RANK UINT32_MAX
 #define SHORT   96    /* symbols up to which ranks are scanned */
+#define WINDOW  4096  /* symbols that are merged at a time */
 #define CACHED  256   /* bytes of the longest word that is remembered */
 #define N_CHARS 0x800 /* code points whose ids are tabled */
 
@@ -237,15 +248,9 @@ static void bpe_drop(tok_model *m)
  */
 
 typedef struct symbols {
-    symbol *v;
-    size_t n;
+    ids *out;
     bool pending_unk;
 } symbols;
-
-static void add_symbol(symbols *y, int32_t id)
-{
-    y->v[y->n++] = (symbol){.id = id, .rank = NO_RANK};
-}
 
 static void add_unknown(const bpe *b, symbols *y, const char *p, size_t k)
 {
@@ -254,9 +259,9 @@ static void add_unknown(const bpe *b, symbols *y, const char *p, size_t k)
         all = b->byte_id[(unsigned char)p[i]] >= 0;
     if (all) {
         for (size_t i = 0; i < k; i++)
-            add_symbol(y, b->byte_id[(unsigned char)p[i]]);
+            ids_push(y->out, b->byte_id[(unsigned char)p[i]]);
     } else if (b->unk >= 0) {
-        if (y->pending_unk && !b->fuse_unk) add_symbol(y, b->unk);
+        if (y->pending_unk && !b->fuse_unk) ids_push(y->out, b->unk);
         y->pending_unk = true;
     }
 }
@@ -272,9 +277,11 @@ static int32_t affixed(const tok_model *m, const bpe *b, const char *s, size_t n
     return tok__vocab_find(&m->vocab, tmp->data, tmp->len);
 }
 
-static void cut(const tok_model *m, const bpe *b, const char *s, size_t n, symbols *y)
+/* Appends the ids of the characters of a word. */
+static void cut(const tok_model *m, const bpe *b, const char *s, size_t n, ids *out)
 {
     buf tmp = {0};
+    symbols y = {.out = out};
     for (size_t i = 0; i < n;) {
         uint32_t cp;
         size_t k = (size_t)tok__cp(s + i, n - i, &cp);
@@ -283,42 +290,47 @@ static void cut(const tok_model *m, const bpe *b, const char *s, size_t n, symbo
                                             : tok__vocab_find(&m->vocab, s + i, k);
         if (id < 0) {
             if (tmp.len)
-                add_unknown(b, y, tmp.data, tmp.len);
+                add_unknown(b, &y, tmp.data, tmp.len);
             else
-                add_unknown(b, y, s + i, k);
+                add_unknown(b, &y, s + i, k);
         } else {
-            if (y->pending_unk) add_symbol(y, b->unk);
-            y->pending_unk = false;
-            add_symbol(y, id);
+            if (y.pending_unk) ids_push(out, b->unk);
+            y.pending_unk = false;
+            ids_push(out, id);
         }
         i += k;
     }
-    if (y->pending_unk) add_symbol(y, b->unk);
+    if (y.pending_unk) ids_push(out, b->unk);
     buf_free(&tmp);
 }
 
 /* ---- merging ----------------------------------------------------------------------------------
  */
 
-static void merge_short(const bpe *b, symbol *v, size_t n, ids *out)
+/* Merges v[0, n) in place, n <= SHORT; returns how many ids are left. */
+static size_t merge_short(const bpe *b, int32_t *v, size_t n)
 {
-    int32_t to[SHORT + 1] = {0};
+    uint32_t rank[SHORT];
+    int32_t to[SHORT];
     for (size_t i = 0; i + 1 < n; i++)
-        v[i].rank = pair_rank(b, v[i].id, v[i + 1].id, &to[i]);
+        rank[i] = pair_rank(b, v[i], v[i + 1], &to[i]);
     while (n > 1) {
-        size_t best = 0;
+        size_t best = 0, tail;
         for (size_t i = 1; i + 1 < n; i++)
-            if (v[i].rank < v[best].rank) best = i;
-        if (v[best].rank == NO_RANK) break;
-        v[best].id = to[best];
-        memmove(v + best + 1, v + best + 2, (n - best - 2) * sizeof *v);
-        memmove(to + best + 1, to + best + 2, (n - best - 2) * sizeof *to);
+            if (rank[i] < rank[best]) best = i;
+        if (rank[best] == NO_RANK) break;
+        v[best] = to[best];
+        tail = n - best - 2; /* symbols behind the pair */
+        memmove(v + best + 1, v + best + 2, tail * sizeof *v);
+        if (tail) {
+            memmove(rank + best + 1, rank + best + 2, (tail - 1) * sizeof *rank);
+            memmove(to + best + 1, to + best + 2, (tail - 1) * sizeof *to);
+            rank[best] = pair_rank(b, v[best], v[best + 1], &to[best]);
+        }
+        if (best) rank[best - 1] = pair_rank(b, v[best - 1], v[best], &to[best - 1]);
         n--;
-        v[best].rank = best + 1 < n ? pair_rank(b, v[best].id, v[best + 1].id, &to[best]) : NO_RANK;
-        if (best) v[best - 1].rank = pair_rank(b, v[best - 1].id, v[best].id, &to[best - 1]);
     }
-    for (size_t i = 0; i < n; i++)
-        ids_push(out, v[i].id);
+    return n;
 }
 
 /* Heap of rank << 32 | position, smallest first. */
@@ -352,15 +364,17 @@ static void renew_pair(const bpe *b, symbol *v, int32_t i, uint64_t *h, size_t *
     if (s->rank != NO_RANK) heap_push(h, n_heap, (uint64_t)s->rank << 32 | (uint32_t)i);
 }
 
-/* Every merge removes a symbol and pushes at most two entries: h holds 3n. */
-static void merge_long(const bpe *b, symbol *v, size_t n, uint64_t *h, ids *out)
+/* Merges c[0, n) into the list that begins at v[0]; a token lies at the index of its first symbol.
+ * Every merge removes a symbol and pushes at most two entries: h holds 3n. */
+static void merge_window(const bpe *b, const int32_t *c, size_t n, symbol *v, uint64_t *h)
 {
     size_t n_heap = 0;
     for (size_t i = 0; i < n; i++) {
         int32_t unused;
+        v[i].id = c[i];
         v[i].prev = (int32_t)i - 1;
         v[i].next = i + 1 < n ? (int32_t)i + 1 : -1;
-        v[i].rank = i + 1 < n ? pair_rank(b, v[i].id, v[i + 1].id, &unused) : NO_RANK;
+        v[i].rank = i + 1 < n ? pair_rank(b, c[i], c[i + 1], &unused) : NO_RANK;
         if (v[i].rank != NO_RANK) h[n_heap++] = (uint64_t)v[i].rank << 32 | i;
     }
     for (size_t i = n_heap / 2; i-- > 0;)
@@ -381,28 +395,77 @@ static void merge_long(const bpe *b, symbol *v, size_t n, uint64_t *h, ids *out)
         renew_pair(b, v, i, h, &n_heap);
         if (s->prev >= 0) renew_pair(b, v, s->prev, h, &n_heap);
     }
-    for (int32_t i = n ? 0 : -1; i >= 0; i = v[i].next)
-        ids_push(out, v[i].id);
+}
+
+/* Where the token at i ends; i < 0: nowhere. */
+static size_t token_end(const symbol *v, int32_t i, size_t n)
+{
+    if (i < 0) return SIZE_MAX;
+    return v[i].next < 0 ? n : (size_t)v[i].next;
+}
+
+/* Merges c[0, *n) in place, `size` symbols at a time, as the head of this file tells. mem holds
+ * window_bytes(size). false: two windows disagree about the token at their seam; c is spoilt. */
+static bool merge_windows(const bpe *b, int32_t *c, size_t *n, void *mem, size_t size)
+{
+    symbol *v = mem;
+    uint64_t *h = (uint64_t *)(void *)(v + size);
+    int32_t seam = -1; /* the token that the window has to begin with, and its length */
+    size_t seam_len = 0, out = 0;
+    for (size_t from = 0;;) {
+        size_t k = *n - from < size ? *n - from : size, safe = k - k / 8;
+        bool last = from + k == *n;
+        int32_t i = 0;
+        merge_window(b, c + from, k, v, h);
+        if (seam >= 0 && (v[0].id != seam || token_end(v, 0, k) != seam_len)) return false;
+        for (; i >= 0 && (last || token_end(v, v[i].next, k) <= safe); i = v[i].next)
+            c[out++] = v[i].id;
+        if (last) break;
+        if (!i) return false; /* the first token takes all of it */
+        seam = v[i].id;
+        seam_len = token_end(v, i, k) - (size_t)i;
+        from += (size_t)i;
+    }
+    *n = out;
+    return true;
+}
+
+static size_t window_bytes(size_t n)
+{
+    return n * (sizeof(symbol) + 3 * sizeof(uint64_t));
+}
+
+static int need_memory(tok_work *w, size_t bytes, err *e)
+{
+    if (w->model_mem_bytes >= bytes) return 0;
+    mem_free(w->model_mem);
+    w->model_mem = NULL;
+    w->model_mem_bytes = 0;
+    int rc = mem_alloc(&w->model_mem, bytes, e);
+    if (rc == 0) w->model_mem_bytes = bytes;
+    return rc;
 }
 
 static int encode_word(const tok_model *m, tok_work *w, const char *s, size_t n, ids *out, err *e)
 {
     const bpe *b = m->state;
-    symbol few[SHORT + 1];
-    symbols y = {.v = few};
-    size_t widest =
-        n + 1 + (b->prefix ? n * strlen(b->prefix) : 0) + (b->suffix ? strlen(b->suffix) : 0);
-    if (widest > SHORT) {
-        int rc = tok__work_memory(w, widest * (sizeof(symbol) + 3 * sizeof(uint64_t)), e);
+    size_t at = out->n;
+    for (size_t size = WINDOW;; size *= 8) {
+        cut(m, b, s, n, out);
+        size_t k = out->n - at;
+        if (k <= SHORT) {
+            if (k) out->n = at + merge_short(b, out->v + at, k);
+            return 0;
+        }
+        out->n = at;
+        if (size > k) size = k;
+        int rc = need_memory(w, window_bytes(size), e);
         if (rc < 0) return rc;
-        y.v = w->model_mem;
+        if (merge_windows(b, out->v + at, &k, w->model_mem, size)) {
+            out->n += k;
+            return 0;
+        }
     }
-    cut(m, b, s, n, &y);
-    if (y.n <= SHORT)
-        merge_short(b, y.v, y.n, out);
-    else
-        merge_long(b, y.v, y.n, (uint64_t *)(void *)(y.v + widest), out);
-    return 0;
 }
 
 static int encode_cached(const tok_model *m, tok_work *w, const char *s, size_t n, ids *out, err *e)
