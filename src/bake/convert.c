@@ -41,38 +41,16 @@ static int check_options(work *k, err *e)
     return 0;
 }
 
-/* "X" and suffix of "X.suffix"; false without a dot. */
-static bool split(const char *tensor, char module[BAKE_NAME_MAX], const char **suffix)
+/* A scale of the KV cache, under any of its names. */
+static bool is_kv_scale(work *k, const char *name)
 {
-    const char *dot = strrchr(tensor, '.');
-    if (!dot || (size_t)(dot - tensor) >= BAKE_NAME_MAX) return false;
-    memcpy(module, tensor, (size_t)(dot - tensor));
-    module[dot - tensor] = 0;
-    *suffix = dot + 1;
-    return true;
-}
-
-static bool one_of(const char *s, const char *const *list, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        if (!strcmp(s, list[i])) return true;
-    return false;
-}
-
-/* Part of the quantized form only. */
-static bool is_extra(work *k, const char *module, const char *suffix)
-{
-    static const char *const own[] = {"weight_scale",     "weight_zero_point",   "weight_shape",
-                                      "weight_g_idx",     "weight_global_scale", "input_scale",
-                                      "input_zero_point", "input_global_scale",  "output_scale",
-                                      "weight_packed"};
     static const char *const kv[] = {"k_scale",      "v_scale",      "q_scale",     "kv_scale",
                                      "k_zero_point", "v_zero_point", "q_zero_point"};
-    if (quant_has(k->q, module) && one_of(suffix, own, sizeof own / sizeof *own)) return true;
-    if (!strcmp(k->q->dialect->name, "plain") || !one_of(suffix, kv, sizeof kv / sizeof *kv))
-        return false;
-    k->dropped_kv++;
-    return true;
+    const char *dot = strrchr(name, '.');
+    if (!dot || !strcmp(k->q->dialect->name, "plain")) return false;
+    for (size_t i = 0; i < sizeof kv / sizeof *kv; i++)
+        if (!strcmp(dot + 1, kv[i])) return true;
+    return false;
 }
 
 static int begin(work *k, const char *name, uint64_t **hash, err *e)
@@ -114,6 +92,8 @@ static int write_rows(work *k, const qtensor *t, const char *name, uint64_t *has
         int64_t end = r + step < rows ? r + step : rows;
         for (int64_t i = r; i < end; i++) {
             qtensor_decode_row(t, i, v);
+            for (int64_t c = 0; t->pre_scale && c < t->K; c++)
+                v[c] *= t->pre_scale[c]; /* (x * p) W^T = x (W * p)^T */
             TRY(check_f16(k, v, (size_t)t->K, name, e));
             num_encode_row(k->to, v, (size_t)t->K, out + (size_t)(i - r) * row);
         }
@@ -129,22 +109,19 @@ out:
     return rc;
 }
 
-static int dequantize(work *k, const char *module, err *e)
+/* Stacks of experts are called as their tensor; everything else gets ".weight". */
+static int dequantize(work *k, const char *module, const quant_part *codes, err *e)
 {
     int rc = 0;
     qtensor t = {0};
     uint64_t *hash;
     char name[BAKE_NAME_MAX + 8];
-    snprintf(name, sizeof name, "%s.weight", module);
+    snprintf(name, sizeof name, "%s%s", module, *codes->suffix == '.' ? ".weight" : "");
     TRY(quant_load(k->q, module, &t, e));
     int64_t shape[3] = {t.E, t.N, t.K};
     TRY(begin(k, name, &hash, e));
     TRY(ckpt_writer_begin(k->w, name, k->to, t.E > 1 ? 3 : 2, t.E > 1 ? shape : shape + 1, e));
     TRY(write_rows(k, &t, module, hash, e));
-    if (t.pre_scale)
-        rc = err_set(e, ERR_UNSUPPORTED,
-                     "%s: module '%s' scales its input; a plain weight cannot say that",
-                     ckpt_path(k->c), module);
 out:
     mem_rss_sample();
     qtensor_free(&t);
@@ -154,17 +131,18 @@ out:
 static int write_tensor(work *k, const ckpt_tensor *t, err *e)
 {
     char module[BAKE_NAME_MAX];
-    const char *suffix;
     uint64_t *hash;
     if (k->tie.drop_head && !strcmp(t->name, "lm_head.weight")) return 0;
-    if (split(t->name, module, &suffix)) {
-        bool weight = !strcmp(suffix, "weight") || !strcmp(suffix, "weight_packed");
-        if (weight && quant_has(k->q, module)) {
-            int rc = dequantize(k, module, e);
-            ckpt_dontneed(k->c, t);
-            return rc;
-        }
-        if (is_extra(k, module, suffix)) return 0;
+    const quant_part *p = quant_part_of(k->q, t->name, module);
+    if (p && p->kind != QUANT_CODES) return 0;
+    if (p) {
+        int rc = dequantize(k, module, p, e);
+        ckpt_dontneed(k->c, t);
+        return rc;
+    }
+    if (is_kv_scale(k, t->name)) {
+        k->dropped_kv++;
+        return 0;
     }
     int rc = begin(k, t->name, &hash, e);
     return rc < 0 ? rc : bake__copy(k->w, k->c, t, k->to, hash, e);

@@ -243,7 +243,8 @@ const quant_part *quant_part_of(const quant_ckpt *q, const char *tensor,
     size_t n = strlen(tensor), cut = 0;
     for (const quant_part *p = q->dialect->parts; p && p->suffix; p++) {
         size_t m = strlen(p->suffix);
-        if (m < n && m > cut && n - m < QUANT_NAME_MAX && !strcmp(tensor + n - m, p->suffix)) {
+        bool longer = m > cut || (!m && !best); /* "": the tensor is called as its module */
+        if (m < n && longer && n - m < QUANT_NAME_MAX && !strcmp(tensor + n - m, p->suffix)) {
             best = p;
             cut = m;
         }
