@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include "quant/quant_int.h"
+#include "quant/packed.h"
 
 static const quant_dialect dialect_ct = {
     .name = "compressed-tensors",
@@ -43,13 +43,42 @@ static const quant_dialect dialect_mxfp4 = {
     .store = quant__mxfp4_store,
     .emit_config = quant__mxfp4_emit_config,
 };
+static const quant_dialect dialect_gptq = {
+    .name = "gptq",
+    .methods = "gptq gptq_marlin auto_gptq",
+    .detect = quant__gptq_detect,
+    .has = quant__packed_has,
+    .load = quant__gptq_load,
+    .parts = quant__packed_parts,
+    .describe = quant__gptq_describe_as,
+};
+static const quant_dialect dialect_awq = {
+    .name = "awq",
+    .methods = "awq awq_marlin auto_awq",
+    .detect = quant__awq_detect,
+    .has = quant__packed_has,
+    .load = quant__awq_load,
+    .parts = quant__packed_parts,
+    .describe = quant__awq_describe,
+};
+static const quant_dialect dialect_autoround = {
+    .name = "auto-round",
+    .methods = "auto-round auto_round intel/auto-round inc",
+    .detect = quant__autoround_detect,
+    .has = quant__autoround_has,
+    .load = quant__autoround_load,
+    .parts = quant__autoround_parts,
+    .describe = quant__autoround_describe,
+};
 static const quant_dialect dialect_plain = {
     .name = "plain",
     .methods = "",
     .detect = quant__plain_detect,
     .load = quant__plain_load,
 };
-const quant_dialect *const quant_dialects[] = {&dialect_ct, &dialect_bnb, &dialect_mxfp4, &dialect_plain};
+const quant_dialect *const quant_dialects[] = {&dialect_ct,   &dialect_bnb, &dialect_mxfp4,
+                                               &dialect_gptq, &dialect_awq, &dialect_autoround,
+                                               &dialect_plain};
 const int quant_n_dialects = sizeof quant_dialects / sizeof *quant_dialects;
 
 int quant__warn(quant_ckpt *q, const char *fmt, ...)

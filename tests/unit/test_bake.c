@@ -610,15 +610,15 @@ static void test_inspect(void **state)
     json_drop(j);
 
     /* A method that is not read is described and named among the warnings. */
-    char *dir = fx_path("gptq"),
-         *c = fx_config(64, 64, 1, ", \"quantization_config\": {\"quant_method\": \"gptq\"}");
+    char *dir = fx_path("aqlm"),
+         *c = fx_config(64, 64, 1, ", \"quantization_config\": {\"quant_method\": \"aqlm\"}");
     fx_tensor t[] = {{"model.layers.0.mlp.up_proj.qweight", NUM_I32, 2, {8, 64}, NULL}};
     fx_write(dir, c, t, 1);
     j = inspect(dir);
-    assert_string_equal(json_get(j, "format")->valuestring, "gptq");
+    assert_string_equal(json_get(j, "format")->valuestring, "aqlm");
     bool said = false;
     for (const json *w = json_get(j, "warnings")->child; w; w = w->next)
-        said |= strstr(w->valuestring, "gptq") != NULL;
+        said |= strstr(w->valuestring, "aqlm") != NULL;
     assert_true(said);
     json_drop(j);
     free(c);
