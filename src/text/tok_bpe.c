@@ -28,10 +28,11 @@
 #include "text/tok_internal.h"
 
 #define NO_RANK UINT32_MAX
-#define SHORT   96    /* symbols up to which ranks are scanned */
-#define WINDOW  4096  /* symbols that are merged at a time */
-#define CACHED  256   /* bytes of the longest word that is remembered */
-#define N_CHARS 0x800 /* code points whose ids are tabled */
+#define SHORT   96             /* symbols up to which ranks are scanned */
+#define WINDOW  4096           /* symbols that are merged at a time */
+#define CACHED  256            /* bytes of the longest word that is remembered */
+#define BATCH   (TOK_MANY / 2) /* merges that are looked up together */
+#define N_CHARS 0x800          /* code points whose ids are tabled */
 
 typedef struct pair_slot {
     uint64_t key; /* left << 32 | right; UINT64_MAX = free */
@@ -54,16 +55,22 @@ typedef struct symbol {
     uint32_t rank; /* of the pair (this, next); NO_RANK = none; the symbol is dead if id < 0 */
 } symbol;
 
-static size_t pair_hash(uint64_t key)
+static uint64_t pair_key(int32_t left, int32_t right)
+{
+    return (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
+}
+
+/* Where the search for a pair begins. */
+static size_t pair_home(const bpe *b, uint64_t key)
 {
     key *= 0x9E3779B97F4A7C15u;
-    return (size_t)(key ^ key >> 29);
+    return (size_t)(key ^ key >> 29) & b->mask;
 }
 
 static pair_slot *pair_find(const bpe *b, int32_t left, int32_t right)
 {
-    uint64_t key = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
-    size_t i = pair_hash(key) & b->mask;
+    uint64_t key = pair_key(left, right);
+    size_t i = pair_home(b, key);
     while (b->pair[i].key != key && b->pair[i].key != UINT64_MAX)
         i = (i + 1) & b->mask;
     return &b->pair[i];
@@ -86,30 +93,6 @@ static int bad_merge(size_t index, const char *why, const char *where, err *e)
                    index, why);
 }
 
-/* One entry of merges as its two halves. */
-static int merge_halves(const json *c, size_t index, const char *half[2], size_t len[2],
-                        const char *where, err *e)
-{
-    if (cJSON_IsString(c)) {
-        const char *s = c->valuestring, *gap = strchr(s, ' ');
-        if (!gap || gap == s || !gap[1] || strchr(gap + 1, ' '))
-            return bad_merge(index, "is not two tokens with one space between", where, e);
-        half[0] = s;
-        len[0] = (size_t)(gap - s);
-        half[1] = gap + 1;
-        len[1] = strlen(gap + 1);
-        return 0;
-    }
-    const json *a = cJSON_IsArray(c) ? c->child : NULL, *b = a ? a->next : NULL;
-    if (!cJSON_IsString(a) || !cJSON_IsString(b) || b->next)
-        return bad_merge(index, "is not a pair of strings", where, e);
-    half[0] = a->valuestring;
-    len[0] = strlen(half[0]);
-    half[1] = b->valuestring;
-    len[1] = strlen(half[1]);
-    return 0;
-}
-
 #define MARK "\xE2\x96\x81"
 
 /* Offset of the first U+2581 that stands behind another character, 0 if there is none. */
@@ -124,44 +107,107 @@ static size_t inner_mark(const char *s, size_t n)
     return 0;
 }
 
-static int add_merge(tok_model *m, bpe *b, const json *c, size_t index, buf *joined,
-                     const char *where, err *e)
+typedef struct merge {
+    const char *half[2];
+    size_t len[2], index;
+} merge;
+
+/* One entry of merges as its two halves. */
+static int merge_halves(const json *c, merge *g, const char *where, err *e)
 {
-    const char *half[2] = {0};
-    size_t len[2] = {0}, skip = b->prefix ? strlen(b->prefix) : 0;
-    int32_t id[2];
-    int rc = merge_halves(c, index, half, len, where, e);
-    if (rc < 0) return rc;
-    for (int k = 0; k < 2; k++) {
-        id[k] = tok__vocab_find(&m->vocab, half[k], len[k]);
+    if (cJSON_IsString(c)) {
+        const char *s = c->valuestring, *gap = strchr(s, ' ');
+        if (!gap || gap == s || !gap[1] || strchr(gap + 1, ' '))
+            return bad_merge(g->index, "is not two tokens with one space between", where, e);
+        g->half[0] = s;
+        g->len[0] = (size_t)(gap - s);
+        g->half[1] = gap + 1;
+        g->len[1] = strlen(gap + 1);
+        return 0;
+    }
+    const json *a = cJSON_IsArray(c) ? c->child : NULL, *b = a ? a->next : NULL;
+    if (!cJSON_IsString(a) || !cJSON_IsString(b) || b->next)
+        return bad_merge(g->index, "is not a pair of strings", where, e);
+    g->half[0] = a->valuestring;
+    g->len[0] = strlen(g->half[0]);
+    g->half[1] = b->valuestring;
+    g->len[1] = strlen(g->half[1]);
+    return 0;
+}
+
+/* Id of the token that a merge makes. Files list merges by the tokens they make: it is mostly the
+ * token of the merge before, or the one behind that. */
+static int32_t joined_id(const tok_model *m, const merge *g, size_t skip, int32_t before, buf *tmp)
+{
+    const char *tail = g->half[1] + skip;
+    size_t head_len = g->len[0], n = head_len + g->len[1] - skip, len;
+    for (int32_t id = before; id <= before + 1; id++) {
+        const char *name = tok__vocab_name(&m->vocab, id, &len);
+        if (name && len == n && !memcmp(name, g->half[0], head_len) &&
+            !memcmp(name + head_len, tail, n - head_len))
+            return id;
+    }
+    buf_clear(tmp);
+    buf_add(tmp, g->half[0], head_len);
+    buf_add(tmp, tail, n - head_len);
+    return tok__vocab_find(&m->vocab, tmp->data, tmp->len);
+}
+
+static int add_merge(tok_model *m, bpe *b, const merge *g, const int32_t id[2], int32_t *to,
+                     buf *tmp, const char *where, err *e)
+{
+    size_t skip = b->prefix ? strlen(b->prefix) : 0;
+    for (int k = 0; k < 2; k++)
         if (id[k] < 0)
             return err_set(e, ERR_FORMAT,
                            "%s: merges[%zu] joins '%.*s', which is not in the vocabulary", where,
-                           index, (int)(len[k] < 80 ? len[k] : 80), half[k]);
-    }
-    if (skip > len[1]) skip = len[1];
-    buf_clear(joined);
-    buf_add(joined, half[0], len[0]);
-    buf_add(joined, half[1] + skip, len[1] - skip);
-    int32_t to = tok__vocab_find(&m->vocab, joined->data, joined->len);
-    if (to < 0)
+                           g->index, (int)(g->len[k] < 80 ? g->len[k] : 80), g->half[k]);
+    if (skip > g->len[1]) skip = g->len[1];
+    *to = joined_id(m, g, skip, *to, tmp);
+    if (*to < 0)
         return err_set(e, ERR_FORMAT,
                        "%s: merges[%zu] makes '%.80s', which is not in the vocabulary", where,
-                       index, joined->data);
-    if (inner_mark(joined->data, joined->len)) b->cuts = false;
+                       g->index, tmp->data);
+    if (b->cuts) {
+        size_t len;
+        const char *name = tok__vocab_name(&m->vocab, *to, &len);
+        b->cuts = !inner_mark(name, len);
+    }
     pair_slot *p = pair_find(b, id[0], id[1]);
-    p->key = (uint64_t)(uint32_t)id[0] << 32 | (uint32_t)id[1];
-    p->rank = (uint32_t)index;
-    p->id = (uint32_t)to;
+    p->key = pair_key(id[0], id[1]);
+    p->rank = (uint32_t)g->index;
+    p->id = (uint32_t)*to;
     return 0;
+}
+
+/* Adds n <= BATCH merges: their lookups are started together, so that cache misses overlap. */
+static int add_merges(tok_model *m, bpe *b, const merge *g, size_t n, int32_t *to, buf *tmp,
+                      const char *where, err *e)
+{
+    const char *s[2 * BATCH];
+    size_t len[2 * BATCH];
+    int32_t id[2 * BATCH];
+    int rc = 0;
+    for (size_t i = 0; i < 2 * n; i++) {
+        s[i] = g[i / 2].half[i % 2];
+        len[i] = g[i / 2].len[i % 2];
+    }
+    tok__vocab_find_many(&m->vocab, s, len, 2 * n, id);
+    for (size_t i = 0; i < n; i++)
+        __builtin_prefetch(&b->pair[pair_home(b, pair_key(id[2 * i], id[2 * i + 1]))]);
+    for (size_t i = 0; i < n && rc >= 0; i++)
+        rc = add_merge(m, b, &g[i], id + 2 * i, to, tmp, where, e);
+    return rc;
 }
 
 static int load_merges(tok_model *m, bpe *b, const json *j, const char *where, err *e)
 {
     const json *list = json_get(j, "merges");
-    size_t n = 0, slots = 64, i = 0;
+    size_t n = 0, slots = 64, i = 0, held = 0;
+    int32_t to = -1;
     int rc = 0;
-    buf joined = {0};
+    merge batch[BATCH];
+    buf tmp = {0};
     if (!cJSON_IsArray(list))
         return err_set(e, ERR_MISSING,
                        "%s: model BPE needs the array 'merges'; convert the tokenizer again",
@@ -174,9 +220,15 @@ static int load_merges(tok_model *m, bpe *b, const json *j, const char *where, e
     memset(b->pair, 0xff, slots * sizeof *b->pair);
     b->mask = slots - 1;
     b->cuts = !b->prefix && !b->suffix && tok__vocab_find(&m->vocab, MARK, 3) >= 0;
-    for (const json *c = list->child; c && rc >= 0; c = c->next)
-        rc = add_merge(m, b, c, i++, &joined, where, e);
-    buf_free(&joined);
+    for (const json *c = list->child; c && rc >= 0; c = c->next) {
+        merge *g = &batch[held++];
+        g->index = i++;
+        rc = merge_halves(c, g, where, e);
+        if (rc < 0 || (held < BATCH && c->next)) continue;
+        rc = add_merges(m, b, batch, held, &to, &tmp, where, e);
+        held = 0;
+    }
+    buf_free(&tmp);
     return rc;
 }
 

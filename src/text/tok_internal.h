@@ -32,6 +32,11 @@ int tok__vocab_add(tok_vocab *v, const char *s, size_t n, int64_t id, const char
 /* The object "vocab" of a model: string to id. */
 int tok__vocab_load(tok_vocab *out, const json *j, const char *model, const char *where, err *e);
 int32_t tok__vocab_find(const tok_vocab *v, const char *s, size_t n);
+/* n <= TOK_MANY strings at once, id[i] = -1 where there is none; v is not empty. Faster than one by
+ * one: the cache misses overlap. */
+#define TOK_MANY 32
+void tok__vocab_find_many(const tok_vocab *v, const char *const *s, const size_t *len, size_t n,
+                          int32_t *id);
 const char *tok__vocab_name(const tok_vocab *v, int32_t id, size_t *n); /* NULL if none */
 void tok__vocab_drop(tok_vocab *v);
 uint64_t tok__hash(const void *p, size_t n);

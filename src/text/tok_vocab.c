@@ -55,6 +55,29 @@ int32_t tok__vocab_find(const tok_vocab *v, const char *s, size_t n)
     return slot ? (int32_t)((uint32_t)slot - 1) : -1;
 }
 
+void tok__vocab_find_many(const tok_vocab *v, const char *const *s, const size_t *len, size_t n,
+                          int32_t *id)
+{
+    uint64_t h[TOK_MANY];
+    size_t at[TOK_MANY];
+    for (size_t i = 0; i < n; i++) {
+        h[i] = tok__hash(s[i], len[i]);
+        __builtin_prefetch(&v->slot[h[i] & v->mask]);
+    }
+    for (size_t i = 0; i < n; i++) {
+        uint64_t slot = v->slot[h[i] & v->mask];
+        at[i] = slot ? (uint32_t)slot - 1 : 0;
+        __builtin_prefetch(&v->off[at[i]]);
+        __builtin_prefetch(&v->len[at[i]]);
+    }
+    for (size_t i = 0; i < n; i++)
+        if (v->off[at[i]] != UINT32_MAX) __builtin_prefetch(v->blob.data + v->off[at[i]]);
+    for (size_t i = 0; i < n; i++) {
+        uint64_t slot = *find_slot(v, s[i], len[i], h[i]);
+        id[i] = slot ? (int32_t)((uint32_t)slot - 1) : -1;
+    }
+}
+
 static void grow_ids(tok_vocab *v, size_t id)
 {
     if (id >= v->cap) {
