@@ -70,6 +70,8 @@ int kern__v_lanes(const kern_kv_layer *kv);
 /* One token to f32: D lanes of K, or kern__v_lanes of V. */
 void kern__kv_decode(const kern_kv_layer *kv, int which, int head, int64_t slot, float *out);
 
+/* Eight partial sums. */
+float kern__ref_dot(const float *a, const float *b, int64_t n);
 /* Twins that live outside ref/ops.c. */
 void kern__ref_route(const kern_route_args *a, int64_t t, float *tmp);
 void kern__ref_conv_silu(float *x, int64_t ld, int64_t c0, int64_t c1, int W, const float *w,

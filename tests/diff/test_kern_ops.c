@@ -1,42 +1,6 @@
 /* The small operators, the KV store and attention, for each instruction set that this CPU has and
  * for the plain C twin, against the formulas in double written out again here. */
-#include "check.h"
-#include "kern/ops.h"
-
-typedef struct isa {
-    const char *name;
-    uint32_t features;
-    kern_dev *dev;
-} isa;
-static isa isas[] = {{"portable", 0, NULL},
-                     {"avx2", CPU_AVX2, NULL},
-                     {"avx512", CPU_AVX2 | CPU_AVX512, NULL},
-                     {"all", ~0u, NULL}};
-enum { N_ISAS = sizeof isas / sizeof *isas };
-
-static unsigned rng = 99;
-static double uniform(void)
-{
-    rng = rng * 1664525u + 1013904223u;
-    return (double)(rng >> 8) / 16777216.0;
-}
-static float normal(void)
-{
-    double u = uniform() + 1e-9, v = uniform();
-    return (float)(sqrt(-2 * log(u)) * cos(6.283185307179586 * v));
-}
-static float *randoms(int64_t n)
-{
-    float *p = xmalloc((size_t)n * sizeof *p);
-    for (int64_t i = 0; i < n; i++)
-        p[i] = normal() * (uniform() < 0.01 ? 20.0f : 1.0f);
-    return p;
-}
-static void near(const char *what, const char *where, double got, double want, double tol)
-{
-    if (!(fabs(got - want) <= tol))
-        fail_msg("%s (%s): got %.9g, expected %.9g, allowed %.3g", what, where, got, want, tol);
-}
+#include "kern_fixture.h"
 
 static void test_norm(void **state)
 {
@@ -81,6 +45,13 @@ static double act_of(kern_glu a, double x)
         return 0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)));
     case KERN_GELU:
         return 0.5 * x * (1 + erf(x / sqrt(2)));
+    case KERN_RELU2:
+        return x > 0 ? x * x : 0;
+    case KERN_QUICK_GELU:
+        return x / (1 + exp(-1.702 * x));
+    case KERN_SWIGLU_OAI:
+        x = fmin(x, 7);
+        return x / (1 + exp(-1.702 * x));
     default:
         return x > 0 ? x : 0;
     }
@@ -93,18 +64,20 @@ static void test_glu(void **state)
     int64_t F = 200001;
     float *gu = xmalloc((size_t)(2 * F) * sizeof *gu), *o = xmalloc((size_t)F * sizeof *o);
     for (int i = 0; i < N_ISAS; i++)
-        for (int a = KERN_SILU; a <= KERN_RELU; a++) {
+        for (int a = 0; a < KERN_GLU_COUNT; a++) {
             double worst = 0;
             for (int64_t k = 0; k < F; k++) {
                 gu[k] = (float)(-100.0 + 200.0 * (double)k / (double)(F - 1));
-                gu[F + k] = 1.0f;
+                gu[F + k] = k % 3 ? 1.0f : (float)(k % 37) - 18.0f;
             }
             memset(o, 0xff, (size_t)F * sizeof *o);
             kern_glu_mul(isas[i].dev, (kern_glu)a, gu, 2 * F, F, 1, o);
             for (int64_t k = 0; k < F; k++) {
-                double want = act_of((kern_glu)a, gu[k]), err_abs = fabs(o[k] - want);
+                double u = gu[F + k], f = a == KERN_SWIGLU_OAI ? fmax(fmin(u, 7), -7) + 1 : u;
+                double want = act_of((kern_glu)a, gu[k]) * f, err_abs = fabs(o[k] - want);
                 /* gelu near its zero is a difference of equal numbers: absolute there */
-                double tol = a == KERN_SILU ? 8e-7 * fabs(want) + 1e-36 : 1e-6 * fabs(want) + 3e-7;
+                double tol = a == KERN_SILU ? 8e-7 * fabs(want) + 1e-36 * fmax(1, fabs(f))
+                                            : 1e-6 * fabs(want) + 3e-7 * fmax(1, fabs(f));
                 if (!(err_abs <= tol))
                     fail_msg("glu %d (%s) at %g: got %g, expected %g", a, isas[i].name, gu[k], o[k],
                              want);
@@ -112,6 +85,17 @@ static void test_glu(void **state)
                     fabs(want) > 1e-30)
                     worst = err_abs / fabs(want);
             }
+            float *both = poisoned(2 * F + 6);
+            kern_act_apply(isas[i].dev, (kern_glu)a, gu, F, F - 3, 2, both, F + 3);
+            for (int64_t k = 0; k < 2 * (F + 3); k++) {
+                int64_t t = k / (F + 3), f = k % (F + 3);
+                if (f >= F - 3)
+                    assert_true(both[k] != both[k]); /* untouched */
+                else
+                    near("act", isas[i].name, both[k], act_of((kern_glu)a, gu[t * F + f]),
+                         1e-6 * fabs(both[k]) + 3e-7);
+            }
+            free(both);
             if (a == KERN_SILU)
                 print_message("silu %-8s worst relative error %.2g\n", isas[i].name, worst);
         }
@@ -191,12 +175,14 @@ typedef struct cache {
     int32_t pages[64];
 } cache;
 
-static void cache_open(cache *c, kern_kv_type t, int Hk, int D, int page_tokens, int n_pages)
+static void cache_open(cache *c, kern_kv_type t, int Hk, int D, int v_in_k, int page_tokens,
+                       int n_pages)
 {
     err e = {0};
     memset(c, 0, sizeof *c);
-    c->kv = (kern_kv_layer){.type = t, .Hk = Hk, .D = D, .page_tokens = page_tokens};
-    c->kv.page_stride = kern_kv_page_bytes(t, Hk, D, 0, page_tokens) + 3 * 64;
+    c->kv =
+        (kern_kv_layer){.type = t, .Hk = Hk, .D = D, .v_in_k = v_in_k, .page_tokens = page_tokens};
+    c->kv.page_stride = kern_kv_page_bytes(t, Hk, D, v_in_k, page_tokens) + 3 * 64;
     CHECK_OK(mem_alloc(&c->mem, c->kv.page_stride * (size_t)n_pages, &e));
     memset(c->mem, 0xff, c->kv.page_stride * (size_t)n_pages);
     c->kv.base = c->mem;
@@ -232,13 +218,13 @@ static double half_step(kern_kv_type t, const float *x, int D, int i, double sca
 static void test_kv_store(void **state)
 {
     (void)state;
-    static const int dims[] = {64, 80, 20, 7, 128};
+    static const int dims[] = {64, 80, 20, 7, 128, 96, 100, 160, 256, 512};
     for (int i = 0; i < N_ISAS; i++)
         for (int t = 0; t < KV_TYPES; t++)
             for (size_t j = 0; j < sizeof dims / sizeof *dims; j++) {
                 int D = dims[j], Hk = 3, T = 37, pt = 16;
                 cache c;
-                cache_open(&c, (kern_kv_type)t, Hk, D, pt, 5);
+                cache_open(&c, (kern_kv_type)t, Hk, D, 0, pt, 5);
                 int64_t ld = Hk * D + 2;
                 float *k = randoms(T * ld), *v = randoms(T * ld),
                       *out = xmalloc((size_t)(T * D) * sizeof *out);
@@ -278,24 +264,124 @@ static void test_kv_store(void **state)
             }
 }
 
+/* Head sizes that are no multiple of a block: lanes that do not exist count in no minimum and no
+ * maximum. With all keys in [5,6] one zero would make the steps of int8 six times as wide. */
+static void test_kv_padding(void **state)
+{
+    (void)state;
+    static const int dims[] = {80, 96, 100, 7, 40, 576};
+    for (int i = 0; i < N_ISAS; i++)
+        for (size_t j = 0; j < sizeof dims / sizeof *dims; j++) {
+            int D = dims[j], T = 9;
+            float *k = xmalloc((size_t)(T * D) * sizeof *k), *back = poisoned(T * D);
+            int32_t slot[9];
+            for (int n = 0; n < T * D; n++)
+                k[n] = (float)(5 + uniform());
+            cache c;
+            for (int t = 0; t < KV_TYPES; t++) {
+                cache_open(&c, (kern_kv_type)t, 1, D, 0, 4, 3);
+                for (int n = 0; n < T; n++)
+                    slot[n] = c.pages[n / 4] * 4 + n % 4;
+                c.kv.k_scale = c.kv.v_scale = NULL;
+                kern_kv_store(isas[i].dev, &c.kv, k, D, k, D, slot, T);
+                kern_kv_read(&c.kv, 1, 0, c.pages, 0, T, back);
+                double tol = t == KV_INT8       ? 0.5001 / 255
+                             : t == KV_FP8_E4M3 ? 0.25
+                             : t == KV_FP8_E5M2 ? 0.5
+                             : t == KV_FP4      ? 1.0 /* 6 steps by 2 below the top */
+                             : t == KV_BF16     ? 0.016
+                                                : 0;
+                for (int n = 0; n < T * D; n++)
+                    near(kv_names[t], isas[i].name, back[n], k[n], tol + 1e-6);
+                mem_free(c.mem);
+            }
+            free(k), free(back);
+        }
+}
+
+/* A latent cache has one plane: its values are lanes of its keys, and nothing lies behind them. */
+static void test_kv_latent(void **state)
+{
+    (void)state;
+    static const int dims[][2] = {{576, 512}, {40, 32}, {37, 32}};
+    for (int i = 0; i < N_ISAS; i++)
+        for (int t = 0; t < KV_TYPES; t++)
+            for (size_t j = 0; j < sizeof dims / sizeof *dims; j++) {
+                int D = dims[j][0], V = dims[j][1], T = 21, pt = 8;
+                cache c;
+                cache_open(&c, (kern_kv_type)t, 1, D, V, pt, 3);
+                assert_int_equal(2 * kern_kv_page_bytes((kern_kv_type)t, 1, D, V, pt),
+                                 kern_kv_page_bytes((kern_kv_type)t, 1, D, 0, pt));
+                float *k = randoms(T * D), *all = poisoned(T * D), *v = poisoned(T * V);
+                int32_t slot[21];
+                for (int n = 0; n < T; n++)
+                    slot[n] = c.pages[n / pt] * pt + n % pt;
+                kern_kv_store(isas[i].dev, &c.kv, k, D, NULL, 0, slot, T);
+                kern_kv_read(&c.kv, 0, 0, c.pages, 0, T, all);
+                kern_kv_read(&c.kv, 1, 0, c.pages, 0, T, v);
+                for (int n = 0; n < T; n++) {
+                    assert_memory_equal(v + n * V, all + n * D, (size_t)V * sizeof *v);
+                    for (int d = 0; d < D; d++)
+                        near(kv_names[t], isas[i].name, all[n * D + d], k[n * D + d],
+                             half_step((kern_kv_type)t, k + n * D, D, d,
+                                       t == KV_INT8 ? 1 : c.ks[0]) *
+                                     1.0001 +
+                                 (t == KV_FP8_E4M3 ? fmax(0, fabs((double)k[n * D + d]) - 8.96)
+                                                   : 0));
+                }
+                for (int p = 0; p < 3; p++)
+                    for (size_t b = kern_kv_page_bytes((kern_kv_type)t, 1, D, V, pt);
+                         b < c.kv.page_stride; b++)
+                        assert_int_equal(c.kv.base[(size_t)p * c.kv.page_stride + b], 0xff);
+                mem_free(c.mem);
+                free(k), free(all), free(v);
+            }
+}
+
 /* ---- attention --------------------------------------------------------------------------- */
 
 typedef struct attn_case {
     int Hk, G, D, window, page_tokens;
     int kv_len[3], n_rows[3];
+    int v_in_k;
+    float softcap;
+    bool sinks;
 } attn_case;
 static const attn_case cases[] = {
-    {3, 3, 64, 0, 16, {1, 70, 33}, {1, 1, 33}},    {1, 1, 64, 0, 16, {200, 0, 0}, {200, 0, 0}},
-    {3, 3, 64, 0, 16, {700, 0, 0}, {1, 0, 0}},     {2, 4, 80, 0, 16, {300, 5, 17}, {2, 5, 1}},
-    {1, 2, 20, 0, 8, {60, 130, 0}, {60, 2, 0}},    {2, 1, 7, 0, 16, {40, 1, 0}, {9, 1, 0}},
-    {2, 3, 64, 40, 16, {200, 33, 0}, {100, 1, 0}}, {1, 8, 128, 100, 16, {600, 0, 0}, {1, 0, 0}},
-    {1, 60, 16, 0, 16, {50, 0, 0}, {3, 0, 0}},
+    {3, 3, 64, 0, 16, .kv_len = {1, 70, 33}, .n_rows = {1, 1, 33}},
+    {1, 1, 64, 0, 16, .kv_len = {200, 0, 0}, .n_rows = {200, 0, 0}},
+    {3, 3, 64, 0, 16, .kv_len = {700, 0, 0}, .n_rows = {1, 0, 0}},
+    {2, 4, 80, 0, 16, .kv_len = {300, 5, 17}, .n_rows = {2, 5, 1}},
+    {1, 2, 20, 0, 8, .kv_len = {60, 130, 0}, .n_rows = {60, 2, 0}},
+    {2, 1, 7, 0, 16, .kv_len = {40, 1, 0}, .n_rows = {9, 1, 0}},
+    {2, 3, 64, 40, 16, .kv_len = {200, 33, 0}, .n_rows = {100, 1, 0}},
+    {1, 8, 128, 100, 16, .kv_len = {600, 0, 0}, .n_rows = {1, 0, 0}},
+    {1, 60, 16, 0, 16, .kv_len = {50, 0, 0}, .n_rows = {3, 0, 0}},
+    /* head dims that are no power of two, and the largest */
+    {2, 2, 96, 0, 16, .kv_len = {70, 9, 0}, .n_rows = {3, 9, 0}},
+    {1, 3, 100, 0, 16, .kv_len = {70, 9, 0}, .n_rows = {1, 9, 0}},
+    {1, 2, 160, 0, 16, .kv_len = {90, 0, 0}, .n_rows = {2, 0, 0}},
+    {1, 2, 256, 0, 16, .kv_len = {70, 0, 0}, .n_rows = {1, 0, 0}},
+    {1, 2, 512, 0, 16, .kv_len = {70, 0, 0}, .n_rows = {9, 0, 0}},
+    /* latent caches: values are lanes of the keys */
+    {1, 16, 576, 0, 16, .kv_len = {140, 5, 0}, .n_rows = {1, 5, 0}, .v_in_k = 512},
+    {1, 4, 40, 0, 16, .kv_len = {70, 300, 0}, .n_rows = {70, 1, 0}, .v_in_k = 32},
+    {1, 4, 36, 0, 16, .kv_len = {70, 30, 0}, .n_rows = {20, 1, 0}, .v_in_k = 25},
+    {1, 128, 48, 0, 16, .kv_len = {90, 7, 0}, .n_rows = {1, 7, 0}, .v_in_k = 32},
+    {1, 100, 24, 0, 16, .kv_len = {600, 0, 0}, .n_rows = {1, 0, 0}, .v_in_k = 16},
+    /* soft caps and sinks, with and without a window */
+    {2, 3, 64, 0, 16, .kv_len = {70, 700, 0}, .n_rows = {70, 1, 0}, .softcap = 5},
+    {2, 3, 64, 40, 16, .kv_len = {200, 33, 0}, .n_rows = {100, 1, 0}, .softcap = 20},
+    {2, 4, 64, 0, 16, .kv_len = {1, 70, 300}, .n_rows = {1, 70, 1}, .sinks = true},
+    {2, 4, 64, 33, 16, .kv_len = {200, 33, 700}, .n_rows = {100, 1, 1}, .sinks = true},
+    {1, 3, 20, 9, 8, .kv_len = {60, 130, 0}, .n_rows = {60, 2, 0}, .sinks = true, .softcap = 3},
+    {1, 16, 72, 0, 16, .kv_len = {900, 5, 0}, .n_rows = {1, 5, 0}, .v_in_k = 64, .sinks = true},
 };
 
 static double attend(const attn_case *c, const cache *kc, const kern_seq *q, const float *qv,
-                     int row, int h, double *out)
+                     const float *sinks, int row, int h, double *out)
 {
-    int D = c->D, hk = h / c->G, pos = q->kv_len - q->n_rows + row;
+    int D = c->D, Dv = c->v_in_k ? c->v_in_k : D, hk = h / c->G, pos = q->kv_len - q->n_rows + row;
     int lo = c->window && pos - c->window + 1 > 0 ? pos - c->window + 1 : 0;
     float *k = xmalloc((size_t)D * sizeof *k);
     double *s = xmalloc((size_t)(pos + 1) * sizeof *s), max = -INFINITY, sum = 0, amax = 0;
@@ -305,38 +391,53 @@ static double attend(const attn_case *c, const cache *kc, const kern_seq *q, con
         for (int d = 0; d < D; d++)
             s[t] += (double)qv[d] * k[d];
         s[t] /= sqrt(D);
+        if (c->softcap > 0) s[t] = c->softcap * tanh(s[t] / c->softcap);
         max = s[t] > max ? s[t] : max;
     }
-    for (int d = 0; d < D; d++)
+    if (sinks) {
+        max = fmax(max, (double)sinks[h]);
+        sum = exp(sinks[h] - max);
+    }
+    for (int d = 0; d < Dv; d++)
         out[d] = 0;
     for (int t = lo; t <= pos; t++) {
         double p = exp(s[t] - max);
         sum += p;
-        kern_kv_read(&kc->kv, 1, hk, q->pages, t, 1, k);
-        for (int d = 0; d < D; d++) {
+        kern_kv_read(&kc->kv, c->v_in_k ? 0 : 1, hk, q->pages, t, 1, k);
+        for (int d = 0; d < Dv; d++) {
             out[d] += p * k[d];
             amax = fmax(amax, fabs((double)k[d]));
         }
     }
-    for (int d = 0; d < D; d++)
+    for (int d = 0; d < Dv; d++)
         out[d] /= sum;
     free(k), free(s);
     return amax;
+}
+
+static void fail_attention(const isa *on, const attn_case *c, kern_kv_type type, int s, int r,
+                           int h, int d, double got, double want)
+{
+    fail_msg(
+        "attention %s %s Hk=%d G=%d D=%d window=%d v_in_k=%d softcap=%g sinks=%d: seq %d row %d "
+        "head %d lane %d: got %g, expected %g",
+        on->name, kv_names[type], c->Hk, c->G, c->D, c->window, c->v_in_k, c->softcap, c->sinks, s,
+        r, h, d, got, want);
 }
 
 static void run_case(const isa *on, const attn_case *c, kern_kv_type type, double *worst)
 {
     cache kc;
     kern_seq seqs[3];
-    int n_seqs = 0, pages = 0, T = 0, D = c->D, H = c->Hk * c->G;
-    cache_open(&kc, type, c->Hk, D, c->page_tokens, 50);
+    int n_seqs = 0, pages = 0, T = 0, D = c->D, H = c->Hk * c->G, Dv = c->v_in_k ? c->v_in_k : D;
+    cache_open(&kc, type, c->Hk, D, c->v_in_k, c->page_tokens, 64);
     for (int s = 0; s < 3 && c->kv_len[s]; s++) {
         int n = c->kv_len[s];
         float *k = randoms((int64_t)n * c->Hk * D), *v = randoms((int64_t)n * c->Hk * D);
         int32_t *slot = xmalloc((size_t)n * sizeof *slot);
         for (int t = 0; t < n; t++)
             slot[t] = kc.pages[pages + t / c->page_tokens] * c->page_tokens + t % c->page_tokens;
-        kern_kv_store(on->dev, &kc.kv, k, c->Hk * D, v, c->Hk * D, slot, n);
+        kern_kv_store(on->dev, &kc.kv, k, c->Hk * D, c->v_in_k ? NULL : v, c->Hk * D, slot, n);
         seqs[n_seqs++] = (kern_seq){T, c->n_rows[s], n, kc.pages + pages};
         T += c->n_rows[s];
         /* Pages that the window has passed are given back: their entries lead nowhere. */
@@ -346,10 +447,9 @@ static void run_case(const isa *on, const attn_case *c, kern_kv_type type, doubl
         pages += (n + c->page_tokens - 1) / c->page_tokens;
         free(k), free(v), free(slot);
     }
-    int64_t ldq = H * D + 5, ldo = H * D + 1;
-    float *q = randoms(T * ldq), *o = xmalloc((size_t)(T * ldo) * sizeof *o);
+    int64_t ldq = H * D + 5, ldo = H * Dv + 1;
+    float *q = randoms(T * ldq), *o = poisoned(T * ldo), *sinks = randoms(H);
     double *want = xmalloc((size_t)D * sizeof *want);
-    memset(o, 0xff, (size_t)(T * ldo) * sizeof *o);
     kern_attn_args a = {.q = q,
                         .ldq = ldq,
                         .out = o,
@@ -357,6 +457,8 @@ static void run_case(const isa *on, const attn_case *c, kern_kv_type type, doubl
                         .H = H,
                         .scale = (float)(1 / sqrt(D)),
                         .window = c->window,
+                        .softcap = c->softcap,
+                        .sinks = c->sinks ? sinks : NULL,
                         .kv = &kc.kv,
                         .seqs = seqs,
                         .n_seqs = n_seqs};
@@ -365,17 +467,16 @@ static void run_case(const isa *on, const attn_case *c, kern_kv_type type, doubl
         for (int r = 0; r<seqs[s].n_rows; r += seqs[s].n_rows> 40 ? 7 : 1)
             for (int h = 0; h < H; h++) {
                 int64_t t = seqs[s].row0 + r;
-                double mag = attend(c, &kc, &seqs[s], q + t * ldq + h * D, r, h, want);
-                for (int d = 0; d < D; d++) {
-                    double err_abs = fabs(o[t * ldo + h * D + d] - want[d]) / mag;
-                    if (!(err_abs <= 2e-5))
-                        fail_msg("attention %s %s Hk=%d G=%d D=%d window=%d: seq %d row %d head %d "
-                                 "lane %d: got %g, expected %g",
-                                 on->name, kv_names[type], c->Hk, c->G, D, c->window, s, r, h, d,
-                                 o[t * ldo + h * D + d], want[d]);
-                    *worst = err_abs > *worst ? err_abs : *worst;
+                double mag = attend(c, &kc, &seqs[s], q + t * ldq + h * D, a.sinks, r, h, want);
+                for (int d = 0; d < Dv; d++) {
+                    double got = o[t * ldo + h * Dv + d], off = fabs(got - want[d]) / mag;
+                    if (!(off <= 2e-5)) fail_attention(on, c, type, s, r, h, d, got, want[d]);
+                    *worst = off > *worst ? off : *worst;
                 }
             }
+    float last = o[T * ldo - 1]; /* the column after the last head */
+    assert_true(last != last);
+    free(sinks);
     free(q), free(o), free(want);
     mem_free(kc.mem);
 }
@@ -409,23 +510,14 @@ static void test_embed(void **state)
 
 int main(void)
 {
-    err e = {0};
-    for (int i = 0; i < N_ISAS; i++) {
-        kern_opts o = {.threads = 3, .cpu_features = isas[i].features};
-        if (kern_open(&isas[i].dev, &o, &e) < 0) {
-            fprintf(stderr, "%s\n", e.msg);
-            return 1;
-        }
-        if (i > 0 && i < N_ISAS - 1 && isas[i].dev->features != isas[i].features)
-            printf("%s: skipped where the CPU lacks it (falls to the next table)\n", isas[i].name);
-    }
+    isas_open();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_norm),     cmocka_unit_test(test_glu),
-        cmocka_unit_test(test_rope),     cmocka_unit_test(test_rounding),
-        cmocka_unit_test(test_kv_store), cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_norm),      cmocka_unit_test(test_glu),
+        cmocka_unit_test(test_rope),      cmocka_unit_test(test_rounding),
+        cmocka_unit_test(test_kv_store),  cmocka_unit_test(test_kv_padding),
+        cmocka_unit_test(test_kv_latent), cmocka_unit_test(test_attention),
         cmocka_unit_test(test_embed)};
     int rc = cmocka_run_group_tests(tests, NULL, NULL);
-    for (int i = 0; i < N_ISAS; i++)
-        kern_close(isas[i].dev);
+    isas_close();
     return rc;
 }

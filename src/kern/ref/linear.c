@@ -2,7 +2,7 @@
  * layout, and multiplies it with all rows of X in f32. Input rules are emulated in f32 (act.c).
  * Last in the list; refuses nothing. Eight accumulators per product keep the error at that of a
  * pairwise sum. */
-#include "kern/linear.h"
+#include "kern/ops.h"
 
 static void plan(const kern_linear_desc *d, int shard, int bucket, kern__act_plan *p)
 {
@@ -10,7 +10,7 @@ static void plan(const kern_linear_desc *d, int shard, int bucket, kern__act_pla
     p->kind = ACT_F32;
 }
 
-static float dot(const float *a, const float *b, int64_t n)
+float kern__ref_dot(const float *a, const float *b, int64_t n)
 {
     float s[8] = {0};
     int64_t i = 0;
@@ -30,7 +30,7 @@ static void part(const kern__part *p, int64_t lo, int64_t hi)
     for (int64_t n = lo * KERN_PANEL; n < n1; n++) {
         s->layout->decode_row(s->prep, n, w);
         for (int64_t m = 0; m < p->a->M; m++)
-            p->y[m * p->ldy + n] = dot(p->a->f32 + m * p->a->Kp, w, s->w.K);
+            p->y[m * p->ldy + n] = kern__ref_dot(p->a->f32 + m * p->a->Kp, w, s->w.K);
     }
 }
 

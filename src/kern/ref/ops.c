@@ -79,12 +79,8 @@ static void head_rows(const qtensor *w, int64_t row0, int64_t rows, const float 
 {
     for (int64_t n = 0; n < rows; n++) {
         qtensor_decode_row(w, row0 + n, tmp);
-        for (int64_t t = 0; t < T; t++) {
-            float sum = 0;
-            for (int64_t k = 0; k < w->K; k++)
-                sum += x[t * ldx + k] * tmp[k];
-            out[t * ldo + n] = sum;
-        }
+        for (int64_t t = 0; t < T; t++)
+            out[t * ldo + n] = kern__ref_dot(x + t * ldx, tmp, w->K);
     }
 }
 
