@@ -230,12 +230,7 @@ static void write_warnings(const scan *s, jw *w, const err *quant)
     if (quant->code) jw_str(w, quant->msg);
     for (int i = 0; s->q && i < s->q->n_warnings; i++)
         jw_str(w, s->q->warnings[i]);
-    if (arch_find(cfg, &row, &e) < 0) {
-        jw_str(w, e.msg);
-    } else if (row->check) {
-        err_clear(&e);
-        if (row->check(cfg, &e) < 0) jw_str(w, e.msg);
-    }
+    if (arch_find(cfg, &row, &e) < 0) jw_str(w, e.msg);
     const ckpt_tensor *head = ckpt_find(s->c, "lm_head.weight");
     if (cfg->tie_embeddings && head)
         jw_str(w, "tie_word_embeddings is true and lm_head.weight is stored as well");

@@ -71,20 +71,25 @@ static int add(bake_list *l, const ckpt *c, const char *module, int set, err *e)
 
 static int from_arch(bake_list *l, ckpt *c, ruleset *rules, err *e)
 {
-    int n = arch_linears(ckpt_cfg(c), NULL, 0), rc = 0;
+    arch_model *m;
+    int rc = arch_open(&m, ckpt_cfg(c), c, e);
+    if (rc < 0) return rc;
+    int n = arch_linears(m, NULL, 0);
     arch_linear *a = xcalloc((size_t)n, sizeof *a);
-    arch_linears(ckpt_cfg(c), a, n);
+    arch_linears(m, a, n);
     for (int i = 0; i < n; i++)
         for (int k = 0; k < a[i].n_shards; k++) {
-            const char *m = a[i].shard[k].module;
-            if (ruled_out(rules, m) || a[i].kind == ARCH_LM_HEAD)
-                add_ignore(l, m);
+            const arch_shard *s = &a[i].shard[k];
+            bool stacked = s->E > 1 || s->transposed; /* not matrices that the writer stores */
+            if (ruled_out(rules, s->module) || !arch_quantizable(a[i].kind) || stacked)
+                add_ignore(l, s->module);
             else
-                TRY(add(l, c, m, i, e));
+                TRY(add(l, c, s->module, i, e));
         }
     rc = 0;
 out:
     free(a);
+    arch_close(m);
     return rc;
 }
 

@@ -28,6 +28,28 @@ static const family families[] = {
     {"mistral", 131072, 0, 4096, 0, true},
     {"qwen2", 32768, 0, 4096, 28, false},
     {"qwen3", 32768, 128, 4096, 28, false},
+    {"qwen2_moe", 32768, 0, 4096, 28, false},
+    {"qwen3_moe", 32768, 0, 4096, 28, false},
+    {"qwen3_next", 32768, 256, -1, 0, false},
+    {"mixtral", 131072, 0, -1, 0, true},
+    {"gemma", 8192, 256, -1, 0, false},
+    {"gemma2", 8192, 256, 4096, 0, true},
+    {"gemma3_text", 131072, 256, 4096, 0, true},
+    {"phi3", 4096, 0, -1, 0, true},
+    {"olmo2", 2048, 0, -1, 0, false},
+    {"granite", 2048, 0, -1, 0, false},
+    {"smollm3", 32768, 0, -1, 0, false},
+    {"deepseek_v2", 2048, 0, -1, 0, false},
+    {"deepseek_v3", 4096, 0, -1, 0, false},
+    {"gpt_oss", 131072, 64, 128, 0, true},
+    {"glm4", 131072, 128, -1, 0, false},
+    {"glm4_moe", 131072, 128, -1, 0, false},
+    {"stablelm", 4096, 0, -1, 0, false},
+    {"gpt_neox", 2048, 0, -1, 0, false},
+    {"starcoder2", 4096, 0, -1, 0, true},
+    {"cohere", 8192, 0, -1, 0, false},
+    {"gpt2", 1024, 0, -1, 0, false},
+    {"minimax_m2", 196608, 128, -1, 0, false},
 };
 
 typedef struct parse {
@@ -115,13 +137,18 @@ static int parse_shapes(parse *p)
     c->max_position = p->fam ? p->fam->max_position : 2048;
     TRY(int_of(p, KEYS("max_position_embeddings", "n_positions", "max_sequence_length"),
                &c->max_position));
+    if (is_type(c, "gpt2") && !c->intermediate_size) c->intermediate_size = 4 * c->hidden_size;
+    static const char *const eps[] = {"layer_norm_eps", "layer_norm_epsilon", "norm_epsilon",
+                                      "norm_eps", "rms_norm_eps"};
     c->rms_norm_eps = 1e-6;
-    TRY(json_get_f64(p->j, "rms_norm_eps", &c->rms_norm_eps, p->where, p->e));
+    for (size_t i = 0; i < sizeof eps / sizeof *eps; i++)
+        TRY(json_get_f64(p->j, eps[i], &c->rms_norm_eps, p->where, p->e));
     if (c->rms_norm_eps < 0 || c->rms_norm_eps > 1) {
         rc = err_set(p->e, ERR_VALUE, "%s: 'rms_norm_eps' is %g; expected 0 to 1", p->where,
                      c->rms_norm_eps);
         goto out;
     }
+    TRY(text_of(p, p->j, "activation_function", c->hidden_act, sizeof c->hidden_act));
     TRY(text_of(p, p->j, "hidden_activation", c->hidden_act, sizeof c->hidden_act));
     TRY(text_of(p, p->j, "hidden_act", c->hidden_act, sizeof c->hidden_act));
     if (!*c->hidden_act) snprintf(c->hidden_act, sizeof c->hidden_act, "silu");
@@ -236,6 +263,32 @@ static const json *rope_of_full_attention(const json *o)
     return cJSON_IsObject(full) ? full : o;
 }
 
+/* The table of windowed layers: an entry of its own, or a base frequency of its own. */
+static int parse_rope_local(parse *p)
+{
+    ckpt_config *c = p->c;
+    const json *o = json_get(json_get(p->j, "rope_parameters"), "sliding_attention");
+    int rc = 0;
+    c->rope_local = c->rope;
+    c->rope_local.kind = ROPE_DEFAULT;
+    c->rope_local.factor = 1.0;
+    if (cJSON_IsObject(o)) {
+        TRY(rope_object(p, o, &c->rope_local));
+        c->has_rope_local = true;
+    } else {
+        TRY(json_get_f64(p->j, "rope_local_base_freq", &c->rope_local.theta, p->where, p->e));
+        c->has_rope_local = rc > 0;
+    }
+    if (!(c->rope_local.theta > 0) || !(c->rope_local.factor > 0)) {
+        rc = err_set(p->e, ERR_VALUE, "%s: rope of sliding layers: theta %g, factor %g", p->where,
+                     c->rope_local.theta, c->rope_local.factor);
+        goto out;
+    }
+    rc = 0;
+out:
+    return rc;
+}
+
 static int parse_rope(parse *p)
 {
     ckpt_config *c = p->c;
@@ -255,7 +308,9 @@ static int parse_rope(parse *p)
     int rc = 0;
     TRY(object_or_none(p, p->j, "rope_scaling"));
     TRY(object_or_none(p, p->j, "rope_parameters"));
+    TRY(json_get_f64(p->j, "rotary_pct", &r->partial_rotary_factor, p->where, p->e));
     TRY(json_get_f64(p->j, "partial_rotary_factor", &r->partial_rotary_factor, p->where, p->e));
+    TRY(json_get_f64(p->j, "rotary_emb_base", &old_theta, p->where, p->e));
     TRY(json_get_f64(p->j, "rope_theta", &old_theta, p->where, p->e));
     if (old_theta > 0) r->theta = old_theta;
     TRY(json_get_i64(p->j, "original_max_position_embeddings", &r->original_max_position, p->where,
@@ -458,11 +513,14 @@ int config_parse(ckpt_config *cfg, const json *raw, const json *gen, const char 
     TRY(text_of(&p, raw, "model_type", cfg->model_type, sizeof cfg->model_type));
     for (size_t i = 0; i < sizeof families / sizeof *families; i++)
         if (p.j == raw && is_type(cfg, families[i].model_type)) p.fam = &families[i];
+    cfg->text = p.j;
+    cfg->where = arena_strdup(cfg->mem, where);
     TRY(find_quant(&p));
     TRY(parse_shapes(&p));
     TRY(check_shapes(&p));
     TRY(parse_dtype(&p));
     TRY(parse_rope(&p));
+    TRY(parse_rope_local(&p));
     TRY(parse_ids(&p, gen));
     TRY(parse_family(&p));
     TRY(parse_window(&p));

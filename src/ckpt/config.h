@@ -48,10 +48,14 @@ typedef struct ckpt_config {
     int64_t sliding_window;                            /* 0 = none */
     uint8_t *layer_sliding; /* [n_layers] 1 = this layer uses the window */
     rope_config rope;
+    rope_config rope_local; /* of windowed layers, where they have a table of their own (gemma 3) */
+    bool has_rope_local;
     int n_bos, n_eos;
     int64_t bos[CFG_MAX_EOS], eos[CFG_MAX_EOS]; /* eos: union of config.json, generation_config.json
                                                    and the tokenizer's eos token (added by text) */
     const json *raw;         /* whole config.json, for dialects; owned by the checkpoint */
+    const json *text;        /* the object with the language model's keys: raw or its text_config */
+    const char *where;       /* path, for messages */
     const json *quant;       /* quantization_config / compression_config object or NULL */
     const char *quant_where; /* file and key where it was found */
     char **warnings;

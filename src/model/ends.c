@@ -17,27 +17,35 @@ static bool same_bytes(const ckpt_tensor *a, const ckpt_tensor *b)
            !memcmp(a->data, b->data, (size_t)a->bytes);
 }
 
-int arch_find_ends(const quant_ckpt *q, arch_ends *out, err *e)
+static const ckpt_tensor *weight_of(const ckpt *c, const char *module)
+{
+    char name[160];
+    snprintf(name, sizeof name, "%s.weight", module);
+    return ckpt_find(c, name);
+}
+
+int arch_find_ends(const arch_model *m, const quant_ckpt *q, arch_ends *out, err *e)
 {
     const ckpt *c = q->c;
-    const ckpt_config *cfg = ckpt_cfg(q->c);
-    const ckpt_tensor *te = ckpt_find(c, "model.embed_tokens.weight"),
-                      *th = ckpt_find(c, "lm_head.weight");
-    bool stored_head = th || quant_has(q, "lm_head"), tie = cfg->tie_embeddings;
-    *out = (arch_ends){.embed = "model.embed_tokens", .head = "lm_head"};
+    const ckpt_config *cfg = m->cfg;
+    const ckpt_tensor *te = weight_of(c, m->name.embed), *th = weight_of(c, m->name.head);
+    bool stored_head = th || quant_has(q, m->name.head), tie = cfg->tie_embeddings;
+    char name[160];
+    *out = (arch_ends){.embed = m->name.embed, .head = m->name.head};
     if (!te && th && tie) {
-        out->embed = "lm_head";
+        out->embed = m->name.head;
         out->shared = true;
         return 0;
     }
-    if (!te) return ckpt_need(c, "model.embed_tokens.weight", &te, e);
+    snprintf(name, sizeof name, "%s.weight", m->name.embed);
+    if (!te && !quant_has(q, m->name.embed)) return ckpt_need(c, name, &te, e);
     if (!stored_head && !tie && cfg->tie_embeddings_present)
         return err_set(e, ERR_MISSING,
-                       "%s: tensor 'lm_head.weight' is missing and config.json says "
+                       "%s: tensor '%s.weight' is missing and config.json says "
                        "tie_word_embeddings false; fetch the missing tensor, or set "
                        "tie_word_embeddings to true if the model shares its embedding",
-                       ckpt_path(c));
-    out->shared = !stored_head || (tie && th && same_bytes(te, th));
+                       ckpt_path(c), m->name.head);
+    out->shared = !stored_head || (tie && te && th && same_bytes(te, th));
     if (out->shared)
         out->head = out->embed;
     else if (tie)

@@ -3,31 +3,46 @@
 #define MODEL_INTERNAL_H
 #include "model/model.h"
 
+typedef struct model_vec { /* a norm; w NULL = none */
+    float *w, *b;
+} model_vec;
+
 typedef struct model_layer {
-    float *norm1, *norm2, *q_norm,
-        *k_norm; /* [hidden], [hidden], [D], [D]; the last two may be NULL */
-    kern_linear *qkv, *o, *gate_up, *down;
+    model_vec norm1, post_mix, norm2, post_ffn;
+    float *q_norm, *k_norm, *sinks;
+    kern_linear *lin[ARCH_LINEAR_KINDS]; /* by kind; experts lie in e_up and e_down */
+    kern_experts *e_up, *e_down;
+    float *route_bias;
+    float *q_a_norm, *kv_a_norm; /* MLA; its kv_b as two sets of matrices, one for each head: */
+    qtensor k_up, v_up;          /* [H, kv_lora, nope], [H, v, kv_lora] */
+    float *conv, *a_log, *dt_bias, *delta_norm;
 } model_layer;
 
 struct model {
     const ckpt_config *cfg;
+    arch_model *arch;
     quant_ckpt *q;
     kern_dev *dev;
     model_opts opts;
     arena *mem;
     int n_layers;
     model_layer *layers;
-    qtensor embed;
-    float *final_norm;
+    qtensor embed, pos; /* pos: learned positions, codes NULL = none */
+    model_vec final_norm;
     kern_linear *lm_head;
     kv_layer_shape *kv_shapes;
     const float **k_scales, **v_scales;
-    kern_glu glu;
-    /* one step's activations, [max_rows, …]; logit_x holds gathered rows */
-    float *x, *h, *qkv, *attn, *y, *gu, *act, *cosv, *sinv, *inv, *logit_x;
+    /* one step's activations, [max_rows, …]; logit_x holds gathered rows. `in` is what the halves
+     * of a layer read: h, or x where the layer has no norm before them. */
+    float *x, *h, *y, *y2, *qkv, *attn, *latent, *gu, *act, *logit_x;
+    const float *in;
+    float *cosv[2], *sinv[2], *inv;
     int64_t rot_half;
-    double rope_attention;
     bool rope_by_length;
+    float *route_logits, *route_weight; /* [max_rows, E], [max_rows, top_k] */
+    int32_t *route_expert, *route_row, *route_slot, *route_first;
+    float *gates;  /* [max_rows, 4*Hv]: b, a, decay, strength */
+    float **state; /* [max_rows] of one layer's sequences */
     model_tap_fn *tap;
     void *tap_arg;
     uint64_t kv_clipped;
@@ -39,11 +54,19 @@ struct model {
     bool has_online;
 };
 
-int64_t model__rot_dim(const ckpt_config *c);
-double model__rope_attention(const ckpt_config *c);
-void model__rope_inv(const ckpt_config *c, int64_t seq_len, float *inv);
+/* rope.c: tables of one rope_config; rot lanes, max_position as trained. */
+double model__rope_attention(const rope_config *r, int64_t max_position);
+void model__rope_inv(const rope_config *r, int64_t rot, int64_t max_position, int64_t seq_len,
+                     float *inv);
 void model__rope_fill(const float *inv, int64_t half, double attention, int64_t pos, float *cosv,
                       float *sinv);
+/* load.c */
+int model__load(model *m, err *e);
+void model__unload(model *m);
 /* Adds a line of the load report, or raises the count of an equal one. */
 void model__report_add(model *m, const char *what, const qspec *s, const kern_linear *l);
+/* mix.c, ffn.c: m->in -> m->y, what the layer adds to the stream (before a norm after it). */
+void model__norm(model *m, const float *x, const model_vec *w, int64_t T, float *out);
+void model__mix(model *m, int layer, kv_pool *kv, const batch *b);
+void model__ffn(model *m, int layer, int64_t T, float *out);
 #endif

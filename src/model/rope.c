@@ -13,11 +13,6 @@
 #include "model/model_internal.h"
 #include <math.h>
 
-int64_t model__rot_dim(const ckpt_config *c)
-{
-    return (int64_t)((double)c->head_dim * c->rope.partial_rotary_factor);
-}
-
 static double llama3_freq(const rope_config *r, double inv)
 {
     double wave = 2 * M_PI / inv, old = (double)r->original_max_position;
@@ -50,17 +45,16 @@ static double yarn_mscale(double factor, double m)
 }
 
 /* Factor by which a longer context was made: as given, or from the two lengths. */
-static double stretch(const ckpt_config *c)
+static double stretch(const rope_config *r, int64_t max_position)
 {
-    if (c->rope.factor != 1.0) return c->rope.factor;
-    return (double)c->max_position / (double)c->rope.original_max_position;
+    if (r->factor != 1.0) return r->factor;
+    return (double)max_position / (double)r->original_max_position;
 }
 
-double model__rope_attention(const ckpt_config *c)
+double model__rope_attention(const rope_config *r, int64_t max_position)
 {
-    const rope_config *r = &c->rope;
     if (r->attention_factor > 0) return r->attention_factor;
-    double f = stretch(c);
+    double f = stretch(r, max_position);
     if (r->kind == ROPE_YARN) {
         if (r->mscale != 0 && r->mscale_all_dim != 0)
             return yarn_mscale(f, r->mscale) / yarn_mscale(f, r->mscale_all_dim);
@@ -71,13 +65,12 @@ double model__rope_attention(const ckpt_config *c)
     return 1.0;
 }
 
-void model__rope_inv(const ckpt_config *c, int64_t seq_len, float *inv)
+void model__rope_inv(const rope_config *r, int64_t rot, int64_t max_position, int64_t seq_len,
+                     float *inv)
 {
-    const rope_config *r = &c->rope;
-    int64_t rot = model__rot_dim(c);
     double dim = (double)rot, theta = r->theta;
-    if (r->kind == ROPE_DYNAMIC && seq_len > c->max_position) {
-        double grow = r->factor * (double)seq_len / (double)c->max_position - (r->factor - 1);
+    if (r->kind == ROPE_DYNAMIC && seq_len > max_position) {
+        double grow = r->factor * (double)seq_len / (double)max_position - (r->factor - 1);
         theta *= pow(grow, dim / (dim - 2));
     }
     const double *lanes = r->kind != ROPE_LONGROPE             ? NULL
@@ -90,7 +83,7 @@ void model__rope_inv(const ckpt_config *c, int64_t seq_len, float *inv)
         else if (r->kind == ROPE_LLAMA3)
             v = llama3_freq(r, v);
         else if (r->kind == ROPE_YARN)
-            v = yarn_freq(r, v, i, dim, stretch(c));
+            v = yarn_freq(r, v, i, dim, stretch(r, max_position));
         else if (lanes)
             v /= lanes[i];
         inv[i] = (float)v;
@@ -117,9 +110,9 @@ int64_t model_rope_key(const model *m, int64_t seq_len)
 
 void model_rope_row(const ckpt_config *c, int64_t pos, int64_t seq_len, float *cosv, float *sinv)
 {
-    int64_t half = model__rot_dim(c) / 2;
+    int64_t rot = (int64_t)((double)c->head_dim * c->rope.partial_rotary_factor), half = rot / 2;
     float *inv = xmalloc(sizeof *inv * (size_t)half);
-    model__rope_inv(c, seq_len, inv);
-    model__rope_fill(inv, half, model__rope_attention(c), pos, cosv, sinv);
+    model__rope_inv(&c->rope, rot, c->max_position, seq_len, inv);
+    model__rope_fill(inv, half, model__rope_attention(&c->rope, c->max_position), pos, cosv, sinv);
     mem_free(inv);
 }

@@ -84,21 +84,30 @@ static void say_refused(const refusals *r, const qspec *s, plan_out *out)
     buf_free(&b);
 }
 
-static num_dtype plain_type(const plan_in *in, const char *module)
+/* Spec by which a module is stored in the checkpoint; false when plain. */
+static bool stored_spec(const plan_in *in, const char *module, qspec *out)
+{
+    quant_module m;
+    if (!in->q || !quant_has(in->q, module) || quant_describe(in->q, module, &m, NULL) < 0)
+        return false;
+    *out = m.spec;
+    return true;
+}
+
+/* A plain module's tensor: with ".weight", or the bare name of experts in one tensor. */
+static const ckpt_tensor *plain_tensor(const plan_in *in, const char *module)
 {
     char name[160];
     snprintf(name, sizeof name, "%s.weight", module);
     const ckpt_tensor *t = in->q ? ckpt_find(in->q->c, name) : NULL;
-    if (t && !t->gguf && (t->dtype == NUM_F32 || t->dtype == NUM_F16)) return t->dtype;
-    return NUM_BF16;
+    return t || !in->q ? t : ckpt_find(in->q->c, module);
 }
 
-/* Spec by which a module is stored in the checkpoint, NULL when plain. */
-static const qspec *stored_spec(const plan_in *in, const char *module)
+static num_dtype plain_type(const plan_in *in, const char *module)
 {
-    if (!in->q || !quant_has(in->q, module)) return NULL;
-    const quant_group *g = quant_group_of(in->q, module);
-    return g ? &g->spec : NULL;
+    const ckpt_tensor *t = plain_tensor(in, module);
+    if (t && !t->gguf && (t->dtype == NUM_F32 || t->dtype == NUM_F16)) return t->dtype;
+    return NUM_BF16;
 }
 
 static void plain_add(qbytes *b, uint64_t bytes)
@@ -110,6 +119,7 @@ static void plain_add(qbytes *b, uint64_t bytes)
 typedef struct plan_sum {
     const plan_in *in;
     plan_out *out;
+    const arch_model *arch;
     arch_ends ends;
     refusals refused;
 } plan_sum;
@@ -118,7 +128,8 @@ static void count_plain(void *arg, const char *name, int64_t rows, int64_t cols)
 {
     plan_sum *p = arg;
     char embed[160];
-    if (!strcmp(name, "model.embed_tokens.weight")) {
+    snprintf(embed, sizeof embed, "%s.weight", p->arch->name.embed);
+    if (!strcmp(name, embed)) {
         snprintf(embed, sizeof embed, "%s.weight", p->ends.embed);
         name = embed;
     }
@@ -131,51 +142,56 @@ static void count_plain(void *arg, const char *name, int64_t rows, int64_t cols)
     p->out->resident_weights += resident;
 }
 
-static void count_stored(const plan_in *in, const arch_shard *s, plan_out *out)
+static void count_stored(const plan_in *in, const arch_shard *s, bool quantized, plan_out *out)
 {
-    const qspec *spec = stored_spec(in, s->module);
-    char name[160];
-    snprintf(name, sizeof name, "%s.weight", s->module);
-    const ckpt_tensor *t = in->q ? ckpt_find(in->q->c, name) : NULL;
-    if (spec)
-        stored_bytes(spec, s->N, s->K, &out->weights);
+    const ckpt_tensor *t = plain_tensor(in, s->module);
+    if (quantized)
+        quant_module_bytes(in->q, s->module, &out->weights, NULL);
     else
-        plain_add(&out->weights, t ? t->bytes : 2 * (uint64_t)(s->N * s->K));
+        plain_add(&out->weights, t ? t->bytes : 2 * (uint64_t)(s->E * s->N * s->K));
 }
 
 static void count_bias(const plan_in *in, const arch_shard *s, plan_out *out)
 {
-    char name[160];
-    snprintf(name, sizeof name, "%s.bias", s->module);
-    const ckpt_tensor *t = in->q ? ckpt_find(in->q->c, name) : NULL;
+    const ckpt_tensor *t = in->q ? ckpt_find(in->q->c, s->bias_name) : NULL;
     if (!t && !(s->bias && !in->q)) return;
-    plain_add(&out->weights, t ? t->bytes : 2 * (uint64_t)s->N);
-    out->resident_weights += 4 * (uint64_t)s->N;
+    plain_add(&out->weights, t ? t->bytes : 2 * (uint64_t)(s->E * s->N));
+    out->resident_weights += 4 * (uint64_t)(s->E * s->N);
+}
+
+/* What loading makes of a shard: kv_b of latent attention becomes plain matrices, the rest is what
+ * the kernels prepare. Routers and gates keep f32 inputs. */
+static uint64_t resident(const plan_in *in, const arch_linear *l, const arch_shard *s,
+                         const qspec *use, num_dtype plain)
+{
+    bool exact = l->kind == ARCH_ROUTER || l->kind == ARCH_SHARED_GATE;
+    if (l->kind == ARCH_KV_B)
+        return (uint64_t)(s->N * s->K) * (qaxis_quantized(&use->w) ? 4 : num_bytes(plain, 1));
+    return (uint64_t)s->E * kern_linear_predict_bytes(in->features, use, plain,
+                                                      exact ? KERN_ACT_F32 : in->act, s->N, s->K);
 }
 
 static void count_linear(plan_sum *sum, const arch_linear *l)
 {
     const plan_in *in = sum->in;
     plan_out *out = sum->out;
-    static const qspec plain = {{.type = NUM_BF16}, {.type = NUM_BF16}, {.type = NUM_BF16}};
-    bool quantize = in->scheme && qaxis_quantized(&in->scheme->w) && l->kind != ARCH_LM_HEAD;
+    bool quantize = in->scheme && qaxis_quantized(&in->scheme->w) && arch_quantizable(l->kind);
     for (int i = 0; i < l->n_shards; i++) {
         arch_shard s = l->shard[i];
         bool copy = l->kind == ARCH_LM_HEAD && sum->ends.shared; /* on disk once, prepared anew */
         if (l->kind == ARCH_LM_HEAD) snprintf(s.module, sizeof s.module, "%s", sum->ends.head);
-        const qspec *have = stored_spec(in, s.module), *use = quantize ? in->scheme
-                                                              : have   ? have
-                                                                       : &plain;
         num_dtype t = plain_type(in, s.module);
-        qspec as_plain = plain;
-        as_plain.w.type = t;
-        if (quantize) refuse(&sum->refused, in->scheme, &s);
-        if (quantize)
-            stored_bytes(in->scheme, s.N, s.K, &out->weights);
-        else if (!copy)
-            count_stored(in, &s, out);
-        out->resident_weights += kern_linear_predict_bytes(
-            in->features, use == &plain ? &as_plain : use, t, in->act, s.N, s.K);
+        qspec use = {{.type = t}, {.type = NUM_BF16}, {.type = NUM_BF16}};
+        bool stored = stored_spec(in, s.module, &use);
+        if (quantize) {
+            use = *in->scheme;
+            refuse(&sum->refused, in->scheme, &s);
+            for (int64_t x = 0; x < s.E; x++)
+                stored_bytes(in->scheme, s.N, s.K, &out->weights);
+        } else if (!copy) {
+            count_stored(in, &s, stored, out);
+        }
+        out->resident_weights += resident(in, l, &s, &use, t);
         count_bias(in, &s, out);
     }
 }
@@ -187,57 +203,57 @@ int64_t plan_logit_rows(int64_t vocab, int64_t chunk_tokens, int64_t concurrency
     return rows > concurrency ? rows : concurrency;
 }
 
-static uint64_t workspace(const plan_in *in)
+static uint64_t workspace(const plan_in *in, const arch_model *a)
 {
-    const ckpt_config *c = in->cfg;
-    int64_t T = in->chunk_tokens, h = c->hidden_size, q = c->n_heads * c->head_dim,
-            kv = c->n_kv_heads * c->head_dim, f = c->intermediate_size;
-    int64_t rot = (int64_t)((double)c->head_dim * c->rope.partial_rotary_factor) / 2;
-    uint64_t lanes = (uint64_t)(4 * h + 2 * q + 2 * kv + 3 * f + 2 * rot);
-    int64_t max_k = h > q ? h : q, max_n = q + 2 * kv > 2 * f ? q + 2 * kv : 2 * f;
-    if (f > max_k) max_k = f;
-    if (c->vocab_size > max_n) max_n = c->vocab_size;
-    return (uint64_t)T * lanes * sizeof(float) + kern_reserve_bytes(T, max_k, max_n, in->threads) +
-           (uint64_t)plan_logit_rows(c->vocab_size, T, in->concurrency) * (uint64_t)c->vocab_size *
+    arch_widths w;
+    int64_t T = in->chunk_tokens;
+    arch_widths_of(a, &w);
+    return (uint64_t)(T * w.row + w.fixed) * sizeof(float) +
+           kern_reserve_bytes(T * w.slots, w.in, w.out, in->threads) +
+           (uint64_t)plan_logit_rows(a->vocab, T, in->concurrency) * (uint64_t)a->vocab *
                sizeof(float);
 }
 
-static void count_kv(const plan_in *in, plan_out *out)
+static void count_kv(const plan_in *in, const arch_model *a, plan_out *out)
 {
-    const ckpt_config *c = in->cfg;
-    kv_layer_shape shape = {.Hk = (int)c->n_kv_heads, .D = (int)c->head_dim};
-    kv_sizes one;
-    kv_sizes_of(in->kv, &shape, 1, in->page_tokens, &one);
-    uint64_t L = (uint64_t)c->n_layers, pt = (uint64_t)in->page_tokens;
-    out->kv_token = L * one.token_bytes;
-    out->kv_scales_token = L * one.scale_bytes;
+    kv_layer_shape *shapes = xcalloc((size_t)a->n_layers, sizeof *shapes);
+    kv_sizes all;
+    arch_kv_shapes(a, shapes);
+    kv_sizes_of(in->kv, shapes, a->n_layers, in->page_tokens, &all);
+    mem_free(shapes);
+    uint64_t pt = (uint64_t)in->page_tokens;
+    out->kv_token = all.token_bytes;
+    out->kv_scales_token = all.scale_bytes;
     out->kv_total =
-        L * one.page_bytes * (((uint64_t)in->context + pt - 1) / pt) * (uint64_t)in->concurrency;
+        all.page_bytes * (((uint64_t)in->context + pt - 1) / pt) * (uint64_t)in->concurrency;
 }
 
 int plan_compute(const plan_in *in, plan_out *out, err *e)
 {
-    const arch_row *arch;
+    arch_model *a;
     *out = (plan_out){0};
-    int rc = arch_find(in->cfg, &arch, e);
+    int rc = arch_open(&a, in->cfg, in->q ? in->q->c : NULL, e);
     if (rc < 0) return rc;
-    plan_sum sum = {.in = in, .out = out};
-    sum.ends = (arch_ends){.embed = "model.embed_tokens",
-                           .head = in->cfg->tie_embeddings ? "model.embed_tokens" : "lm_head",
-                           .shared = in->cfg->tie_embeddings};
-    if (in->q && (rc = arch_find_ends(in->q, &sum.ends, e)) < 0) return rc;
-    int n = arch_linears(in->cfg, NULL, 0);
+    plan_sum sum = {.in = in, .out = out, .arch = a};
+    bool tie = in->cfg->tie_embeddings;
+    sum.ends = (arch_ends){
+        .embed = a->name.embed, .head = tie ? a->name.embed : a->name.head, .shared = tie};
+    if (in->q) TRY(arch_find_ends(a, in->q, &sum.ends, e));
+    int n = arch_linears(a, NULL, 0);
     arch_linear *all = xcalloc((size_t)n, sizeof *all);
-    arch_linears(in->cfg, all, n);
+    arch_linears(a, all, n);
     for (int i = 0; i < n; i++)
         count_linear(&sum, &all[i]);
-    arch_plain_tensors(in->cfg, count_plain, &sum);
+    arch_plain_tensors(a, count_plain, &sum);
     mem_free(all);
     if (in->scheme) say_refused(&sum.refused, in->scheme, out);
-    out->workspace = workspace(in);
-    count_kv(in, out);
+    out->workspace = workspace(in, a);
+    count_kv(in, a, out);
     out->total = out->resident_weights + out->workspace + out->kv_total;
-    return 0;
+    rc = 0;
+out:
+    arch_close(a);
+    return rc;
 }
 
 int64_t plan_kv_pages(uint64_t budget, uint64_t fixed, uint64_t page_bytes, int64_t want_pages)

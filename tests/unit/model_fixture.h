@@ -52,6 +52,7 @@ static inline int fixture_open(fixture *f, const fixture_opts *o, err *e)
                        .layers = shapes,
                        .page_tokens = f->page_tokens,
                        .n_pages = f->n_pages,
+                       .n_states = 1,
                        .k_scale = model_k_scales(f->m),
                        .v_scale = model_v_scales(f->m)};
     TRY(kv_pool_open(&f->pool, f->dev, &po, e));

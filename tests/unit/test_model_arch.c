@@ -7,7 +7,7 @@ static void config_for(const char *hf, const char *type, const char *more, ckpt_
                        json **raw)
 {
     err e = {0};
-    char text[1024];
+    char text[2048];
     snprintf(text, sizeof text,
              "{\"architectures\":[\"%s\"],\"model_type\":\"%s\",\"vocab_size\":96,\"hidden_size\":"
              "64,\"intermediate_size\":160,"
@@ -19,6 +19,23 @@ static void config_for(const char *hf, const char *type, const char *more, ckpt_
     CHECK_OK(config_parse(c, *raw, NULL, "config.json", &e));
 }
 
+/* Keys that families with experts, latent or linear attention ask for. */
+#define MORE                                                                                       \
+    ",\"num_experts\":4,\"num_experts_per_tok\":2,\"moe_intermediate_size\":32,\"n_shared_"        \
+    "experts\":1,"                                                                                 \
+    "\"kv_lora_rank\":32,\"qk_nope_head_dim\":16,\"qk_rope_head_dim\":8,\"v_head_dim\":16,"        \
+    "\"linear_num_key_heads\":2,\"linear_num_value_heads\":4,\"linear_key_head_dim\":16,"          \
+    "\"linear_value_head_dim\":16"
+
+static void count_parameters(void *arg, const char *name, int64_t rows, int64_t cols)
+{
+    int64_t *n = arg;
+    assert_true(*name && rows > 0 && cols > 0);
+    *n += rows * cols;
+}
+
+/* Every row by each of its names: linears and other tensors have sizes and distinct names, inputs
+ * of a layer's first linears are the stream, the head is last. */
 static void each_row_is_found_and_adds_up(void **state)
 {
     (void)state;
@@ -26,24 +43,48 @@ static void each_row_is_found_and_adds_up(void **state)
         ckpt_config c;
         json *raw;
         err e = {0};
-        const arch_row *row;
-        arch_linear l[16];
-        config_for(arch_rows[i].hf_names, arch_rows[i].name, "", &c, &raw);
-        CHECK_OK(arch_find(&c, &row, &e));
-        assert_ptr_equal(row, &arch_rows[i]);
-        int n = arch_linears(&c, l, 16);
-        assert_int_equal(n, 4 * 3 + 1);
-        assert_int_equal(l[0].n_shards, 3);
-        assert_string_equal(l[0].shard[1].module, "model.layers.0.self_attn.k_proj");
-        assert_int_equal(l[0].shard[0].N, 64);
-        assert_int_equal(l[0].shard[1].N, 32);
-        assert_int_equal(l[2].shard[1].N, 160);
-        assert_int_equal(l[3].shard[0].K, 160);
-        assert_int_equal(l[12].kind, ARCH_LM_HEAD);
-        assert_int_equal(l[12].shard[0].N, 96);
+        arch_model *m;
+        int64_t plain = 0;
+        char first[64];
+        snprintf(first, sizeof first, "%.*s", (int)strcspn(arch_rows[i].hf_names, " "),
+                 arch_rows[i].hf_names);
+        config_for(first, arch_rows[i].name, MORE, &c, &raw);
+        CHECK_OK(arch_open(&m, &c, NULL, &e));
+        assert_ptr_equal(m->row, &arch_rows[i]);
+        int n = arch_linears(m, NULL, 0);
+        arch_linear *l = calloc((size_t)n, sizeof *l);
+        assert_int_equal(arch_linears(m, l, n), n);
+        assert_true(n >= 4 * 3 + 1);
+        for (int k = 0; k < n; k++)
+            for (int s = 0; s < l[k].n_shards; s++) {
+                const arch_shard *sh = &l[k].shard[s];
+                assert_true(*sh->module && sh->N > 0 && sh->K > 0 && sh->E > 0);
+                assert_int_equal(sh->K, l[k].shard[0].K);
+                for (int o = 0; o < k; o++)
+                    assert_string_not_equal(sh->module, l[o].shard[0].module);
+            }
+        assert_int_equal(l[0].shard[0].K, 64);
+        assert_int_equal(l[n - 1].kind, ARCH_LM_HEAD);
+        assert_int_equal(l[n - 1].shard[0].N, 96);
+        arch_plain_tensors(m, count_parameters, &plain);
+        assert_true(plain >= 96 * 64);
+        free(l);
+        arch_close(m);
         config_free(&c);
         json_drop(raw);
     }
+}
+
+static void rows_are_put_in_order(void **state)
+{
+    (void)state;
+    arch_shard s = {.N = 12, .n_parts = 3, .part = {2, 1, 1}};
+    static const int32_t want[12] = {0, 1, 4, 5, 8, 9, 2, 6, 10, 3, 7, 11};
+    int32_t rows[12];
+    assert_true(arch_shard_rows(&s, rows));
+    assert_memory_equal(rows, want, sizeof want);
+    s.n_parts = 0;
+    assert_false(arch_shard_rows(&s, rows));
 }
 
 static void what_cannot_be_done_is_refused_by_key(void **state)
@@ -51,9 +92,16 @@ static void what_cannot_be_done_is_refused_by_key(void **state)
     (void)state;
     static const struct {
         const char *hf, *more, *text;
-    } rows[] = {{"MambaForCausalLM", "", "MambaForCausalLM"},
-                {"LlamaForCausalLM", ",\"hidden_act\":\"snake\"", "hidden_act"},
-                {"LlamaForCausalLM", ",\"partial_rotary_factor\":0.3125", "head_dim"}};
+    } rows[] = {
+        {"MambaForCausalLM", "", "MambaForCausalLM"},
+        {"LlamaForCausalLM", ",\"hidden_act\":\"snake\"", "hidden_act"},
+        {"LlamaForCausalLM", ",\"partial_rotary_factor\":0.3125", "head_dim"},
+        {"MixtralForCausalLM", "", "experts"},
+        {"MixtralForCausalLM", ",\"num_local_experts\":2,\"num_experts_per_tok\":3", "3 a token"},
+        {"DeepseekV3ForCausalLM", ",\"num_experts\":4", "kv_lora_rank"},
+        {"SmolLM3ForCausalLM", ",\"no_rope_layers\":[1]", "no_rope_layers"},
+        {"StableLmForCausalLM", ",\"qk_layernorm\":true", "qk_layernorm"},
+        {"GraniteForCausalLM", ",\"logits_scaling\":0", "logits_scaling"}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         ckpt_config c;
         json *raw;
@@ -72,6 +120,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_row_is_found_and_adds_up),
+        cmocka_unit_test(rows_are_put_in_order),
         cmocka_unit_test(what_cannot_be_done_is_refused_by_key),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,6 @@
 /* Models against what the transformers library computed from the same files (tests/fixtures/arch,
  * models/millet-7m), and against a float64 forward pass for two trained models. */
+#include <dirent.h>
 #include "check.h"
 #include "base/json.h"
 #include "model_fixture.h"
@@ -39,13 +40,14 @@ static int greedy(fixture *f, int32_t *ids, int64_t n, int64_t more, float *out,
     int64_t V = model_vocab(f->m), rows = 40;
     for (int64_t i = 0; i < more; i++, n++) {
         ids[n] = fixture_argmax(out, V);
-        int64_t from = model_rope_key(f->m, n + 1) != model_rope_key(f->m, n) ? 0 : n, to = from;
+        bool again = model_rope_key(f->m, n + 1) != model_rope_key(f->m, n);
+        int64_t from = again ? 0 : n, to = from;
         for (; from <= n; from = to) {
             to = from + rows < n + 1 ? from + rows : n + 1;
             int rc = fixture_step(f, ids, from, to, n + 1, out, e);
             if (rc < 0) return rc;
         }
-        int64_t last = (n % rows) && model_rope_key(f->m, n + 1) ? n % rows : 0;
+        int64_t last = again ? n % rows : 0;
         if (last) memmove(out, out + last * V, sizeof *out * (size_t)V);
     }
     return 0;
@@ -89,14 +91,48 @@ static void check_case(const char *name, const char *features, int64_t chunk)
     st_close(&g);
 }
 
-static const char *const cases[] = {
-    "llama",       "llama3_rope", "llama_dynamic", "llama_linear_rope", "llama_tied", "llama_yarn",
-    "mistral_swa", "qwen2",       "qwen3"};
+#define MAX_CASES 64
+static char cases[MAX_CASES][64];
+static size_t n_cases;
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(a, b);
+}
+
+/* Every folder of tests/fixtures/arch, and every architecture in at least one of them. */
+static int find_cases(void **state)
+{
+    (void)state;
+    bool *covered = calloc((size_t)arch_n_rows, sizeof *covered);
+    DIR *d = opendir("tests/fixtures/arch");
+    assert_non_null(d);
+    for (struct dirent *f; (f = readdir(d)) != NULL;)
+        if (f->d_name[0] != '.' && !strchr(f->d_name, '.') && n_cases < MAX_CASES)
+            snprintf(cases[n_cases++], sizeof cases[0], "%.60s", f->d_name);
+    closedir(d);
+    qsort(cases, n_cases, sizeof cases[0], by_name);
+    for (size_t i = 0; i < n_cases; i++) {
+        char path[256];
+        ckpt *c;
+        const arch_row *row;
+        err e = {0};
+        snprintf(path, sizeof path, "tests/fixtures/arch/%s", cases[i]);
+        CHECK_OK(ckpt_open(&c, path, &e));
+        CHECK_OK(arch_find(ckpt_cfg(c), &row, &e));
+        covered[row - arch_rows] = true;
+        ckpt_close(c);
+    }
+    for (int i = 0; i < arch_n_rows; i++)
+        if (!covered[i]) fail_msg("no case in tests/fixtures/arch is a %s", arch_rows[i].name);
+    free(covered);
+    return 0;
+}
 
 static void golden_whole(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (size_t i = 0; i < n_cases; i++) {
         static const char *const sets[] = {"auto", "amx", "avx512", "avx2", "portable"};
         for (size_t k = 0; k < sizeof sets / sizeof *sets; k++) {
             uint32_t bits;
@@ -110,7 +146,7 @@ static void golden_chunks(void **state)
 {
     (void)state;
     static const int64_t chunks[] = {1, 7, 16, 33};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+    for (size_t i = 0; i < n_cases; i++)
         for (size_t k = 0; k < sizeof chunks / sizeof *chunks; k++)
             check_case(cases[i], "auto", chunks[k]);
 }
@@ -215,5 +251,5 @@ int main(void)
         cmocka_unit_test(millet_golden),
         cmocka_unit_test(trained_models),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, find_cases, NULL);
 }

@@ -1,0 +1,38 @@
+/* Private to model: the families' functions, one file each (arch_NAME.c); see arch.h. */
+#ifndef MODEL_ARCH_FAMILIES_H
+#define MODEL_ARCH_FAMILIES_H
+#include "model/arch.h"
+
+int arch__llama(arch_model *m, err *e);
+int arch__smollm3(arch_model *m, err *e);
+int arch__granite(arch_model *m, err *e);
+int arch__olmo2(arch_model *m, err *e);
+int arch__phi3(arch_model *m, err *e);
+int arch__gemma(arch_model *m, err *e);
+int arch__gemma2(arch_model *m, err *e);
+int arch__gemma3(arch_model *m, err *e);
+int arch__cohere(arch_model *m, err *e);
+int arch__glm4(arch_model *m, err *e);
+int arch__stablelm(arch_model *m, err *e);
+int arch__starcoder2(arch_model *m, err *e);
+int arch__gpt_neox(arch_model *m, err *e);
+int arch__gpt2(arch_model *m, err *e);
+int arch__mixtral(arch_model *m, err *e);
+int arch__minimax_m2(arch_model *m, err *e);
+int arch__qwen2_moe(arch_model *m, err *e);
+int arch__qwen3_moe(arch_model *m, err *e);
+int arch__qwen3_next(arch_model *m, err *e);
+int arch__deepseek_v2(arch_model *m, err *e);
+int arch__deepseek_v3(arch_model *m, err *e);
+int arch__glm4_moe(arch_model *m, err *e);
+int arch__gpt_oss(arch_model *m, err *e);
+
+/* Shared by families. */
+/* Layers by layer_types where the config has them; else every n-th is full and the rest windowed.
+ */
+void arch__windows(arch_model *m, int full_every);
+/* Experts in layers from `first` on: number, a token, width, renormalisation by the usual keys. */
+int arch__experts(arch_model *m, int first, err *e);
+/* Routing of DeepSeek V3: sigmoid scores, correction bias, groups, shared experts. */
+int arch__sigmoid_experts(arch_model *m, err *e);
+#endif

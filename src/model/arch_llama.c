@@ -1,0 +1,50 @@
+/* Llama, Mistral, Qwen 2 and 3: the block of arch.c; biases, q/k norms and windows are in the typed
+ * config already. Also what several families share. */
+#include <string.h>
+#include "model/arch_families.h"
+
+int arch__llama(arch_model *m, err *e)
+{
+    return arch_act_of(m->cfg->hidden_act, &m->act, e);
+}
+
+void arch__windows(arch_model *m, int full_every)
+{
+    if (arch_has(m, "layer_types")) return; /* the typed config has read them */
+    for (int i = 0; i < m->n_layers; i++)
+        m->layers[i].window = (i + 1) % full_every ? (int)m->cfg->sliding_window : 0;
+}
+
+int arch__experts(arch_model *m, int first, err *e)
+{
+    int rc = 0, step = 1;
+    m->moe.scale = 1.0f;
+    m->moe.renorm = true;
+    m->moe.act = m->act;
+    m->moe.top_k = 2;
+    TRY(arch_int(m, "num_local_experts", &m->moe.E, 65536, e));
+    TRY(arch_int(m, "n_routed_experts", &m->moe.E, 65536, e));
+    TRY(arch_int(m, "num_experts", &m->moe.E, 65536, e));
+    TRY(arch_int(m, "num_experts_per_tok", &m->moe.top_k, 65536, e));
+    m->moe.inter = m->cfg->intermediate_size;
+    TRY(arch_i64(m, "moe_intermediate_size", &m->moe.inter, e));
+    TRY(arch_bool(m, "norm_topk_prob", &m->moe.renorm, e));
+    TRY(arch_int(m, "decoder_sparse_step", &step, 1 << 16, e));
+    TRY(arch_int(m, "moe_layer_freq", &step, 1 << 16, e));
+    for (int i = first; step > 0 && i < m->n_layers; i++)
+        if ((arch_has(m, "decoder_sparse_step") ? i + 1 : i) % step == 0)
+            m->layers[i].ffn = ARCH_MOE;
+    const json *dense = json_get(m->cfg->text, "mlp_only_layers");
+    for (const json *v = cJSON_IsArray(dense) ? dense->child : NULL; v; v = v->next)
+        if (cJSON_IsNumber(v) && v->valuedouble >= 0 && v->valuedouble < m->n_layers)
+            m->layers[(int)v->valuedouble].ffn = ARCH_GLU;
+    m->name.router = "mlp.gate";
+    m->name.experts = "mlp.experts.";
+    m->name.e_gate = "gate_proj";
+    m->name.e_up = "up_proj";
+    m->name.e_down = "down_proj";
+    m->name.e_gate_up = "gate_up_proj";
+    rc = 0;
+out:
+    return rc;
+}
