@@ -32,6 +32,8 @@ void opts_engine(const opts *o, const opt_val *v, const char *model, engine_opts
         .kv_cache_dtype = text_or_null(&v[OPT_kv_cache_dtype]),
         .activation_dtype = text_or_null(&v[OPT_activation_dtype]),
         .quantization = text_or_null(&v[OPT_quantization]),
+        .gptq_zeros = text_or_null(&v[OPT_gptq_zeros]),
+        .dequantize = v[OPT_dequantize].given,
         .max_model_len = v[OPT_max_model_len].i,
         .max_running = v[OPT_max_running].i,
         .max_queued = v[OPT_max_queued].i,

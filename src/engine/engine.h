@@ -19,6 +19,8 @@ typedef struct engine_opts {
     const char *kv_cache_dtype;   /* "auto" */
     const char *activation_dtype; /* "auto" */
     const char *quantization;     /* scheme for unquantized, assertion on quantized */
+    const char *gptq_zeros;       /* "v1" or "v2": how GPTQ zero points are stored */
+    bool dequantize;              /* weights expanded as the tool that wrote them does */
     int64_t max_model_len;        /* 0 = config, clamped to what fits */
     int64_t max_running;          /* default 8 */
     int64_t max_queued;           /* default 256 */

@@ -51,6 +51,7 @@ static const quant_dialect dialect_gptq = {
     .load = quant__gptq_load,
     .parts = quant__packed_parts,
     .describe = quant__gptq_describe_as,
+    .arith = quant__gptq_arith,
 };
 static const quant_dialect dialect_awq = {
     .name = "awq",
@@ -60,6 +61,7 @@ static const quant_dialect dialect_awq = {
     .load = quant__awq_load,
     .parts = quant__packed_parts,
     .describe = quant__awq_describe,
+    .arith = quant__f16_arith,
 };
 static const quant_dialect dialect_autoround = {
     .name = "auto-round",
@@ -69,6 +71,7 @@ static const quant_dialect dialect_autoround = {
     .load = quant__autoround_load,
     .parts = quant__autoround_parts,
     .describe = quant__autoround_describe,
+    .arith = quant__autoround_arith,
 };
 static const quant_dialect dialect_plain = {
     .name = "plain",
@@ -264,6 +267,8 @@ int quant_load(const quant_ckpt *q, const char *module, qtensor *out, err *e)
     int rc = quant_has(q, module) ? q->dialect->load(q, module, out, e)
                                   : quant__plain_load(q, module, out, e);
     if (rc >= 0) rc = qtensor_check(out, module, e);
+    if (rc >= 0 && q->opts.dequantize && qaxis_quantized(&out->spec.w))
+        rc = quant__expand(q, out, e);
     if (rc < 0) qtensor_free(out);
     return rc < 0 ? rc : 0;
 }

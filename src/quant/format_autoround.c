@@ -199,3 +199,8 @@ int quant__autoround_load(const quant_ckpt *q, const char *module, qtensor *out,
     if (w->p == AS_CT) return quant__ct_load(q, module, out, e);
     return w->p == AS_AWQ ? quant__awq_load_gemm(&j, e) : quant__gptq_load_as(&j, &w->zeros, e);
 }
+
+void quant__autoround_arith(const quant_ckpt *q, const qtensor *t, quant_arith *out)
+{
+    if (((const own *)q->own)->p != AS_CT) quant__f16_arith(q, t, out);
+}

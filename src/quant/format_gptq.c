@@ -436,3 +436,17 @@ int quant__gptq_load(const quant_ckpt *q, const char *module, qtensor *out, err 
     quant__job j = {q, module, quant_group_of(q, module), out};
     return quant__gptq_load_as(&j, q->own, e);
 }
+
+/* The library computes in the model's type, to which it also rounds the F16 scale. */
+void quant__gptq_arith(const quant_ckpt *q, const qtensor *t, quant_arith *out)
+{
+    (void)t;
+    const ckpt_tensor *any = ckpt_find(q->c, "model.norm.weight");
+    for (size_t i = 0; !any && i < ckpt_n_tensors(q->c); i++) {
+        const ckpt_tensor *c = ckpt_tensor_at(q->c, i);
+        size_t n = strlen(c->name);
+        if (n > 12 && !strcmp(c->name + n - 12, ".norm.weight")) any = c;
+    }
+    out->type = any && any->dtype == NUM_F16 ? NUM_F16 : NUM_BF16;
+    out->scale_first = true;
+}

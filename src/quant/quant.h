@@ -24,6 +24,7 @@ typedef struct quant_group { /* one config group */
 /* What the user says about a checkpoint that its files do not. */
 typedef struct quant_opts {
     const char *gptq_zeros; /* "v1" or "v2": how GPTQ zero points are stored; NULL = by the label */
+    bool dequantize; /* expand weights at load, in the arithmetic of the tool that wrote them */
 } quant_opts;
 
 typedef struct quant_ckpt { /* an opened checkpoint with its quantization understood */
@@ -58,6 +59,11 @@ typedef struct quant_part {
     quant_part_kind kind;
 } quant_part;
 
+typedef struct quant_arith { /* how a tool dequantizes: every step rounded to `type` */
+    num_dtype type;          /* NUM_F32 unless the dialect says otherwise */
+    bool scale_first;        /* the stored scale is rounded to it as well */
+} quant_arith;
+
 typedef struct quant_module { /* what headers alone say of a quantized module */
     qspec spec;
     const char *format; /* layout name within the dialect: "pack-quantized", "gemm" … */
@@ -75,6 +81,7 @@ struct quant_dialect {
     const quant_part *parts; /* up to a NULL suffix; the codes come first */
     /* Shape and spec from headers; NULL = weight [.., N, K] or weight_packed with weight_shape. */
     int (*describe)(const quant_ckpt *q, const char *module, quant_module *out, err *e);
+    void (*arith)(const quant_ckpt *q, const qtensor *t, quant_arith *out); /* NULL = f32 */
     /* Writes the tensors of one module. */
     int (*store)(ckpt_writer *w, const char *module, const qtensor *t, num_dtype model_dtype,
                  err *e);

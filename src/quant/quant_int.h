@@ -12,11 +12,14 @@ int quant__plain_load(const quant_ckpt *q, const char *module, qtensor *out, err
 int quant__gptq_detect(quant_ckpt *q, err *e);
 int quant__gptq_load(const quant_ckpt *q, const char *module, qtensor *out, err *e);
 int quant__awq_detect(quant_ckpt *q, err *e);
+void quant__gptq_arith(const quant_ckpt *q, const qtensor *t, quant_arith *out);
+void quant__f16_arith(const quant_ckpt *q, const qtensor *t, quant_arith *out);
 int quant__awq_load(const quant_ckpt *q, const char *module, qtensor *out, err *e);
 int quant__awq_describe(const quant_ckpt *q, const char *module, quant_module *out, err *e);
 extern const quant_part quant__autoround_parts[];
 int quant__autoround_detect(quant_ckpt *q, err *e);
 bool quant__autoround_has(const quant_ckpt *q, const char *module);
+void quant__autoround_arith(const quant_ckpt *q, const qtensor *t, quant_arith *out);
 int quant__autoround_load(const quant_ckpt *q, const char *module, qtensor *out, err *e);
 int quant__autoround_describe(const quant_ckpt *q, const char *module, quant_module *out, err *e);
 
@@ -77,6 +80,8 @@ void quant__count_ignore(quant_ckpt *q, const char *module);
  * Earlier pointers to groups become stale. */
 quant_group *quant__group(quant_ckpt *q, const qspec *spec, const char *format, int kind,
                           const char *target, err *e);
+/* The weight as a plain one, in the arithmetic of its dialect. */
+int quant__expand(const quant_ckpt *q, qtensor *t, err *e);
 /* describe for weight [.., N, K], and for weight_packed with weight_shape. */
 int quant__describe_plain(const quant_ckpt *q, const char *module, quant_module *out, err *e);
 /* Holds config against tensors, for dialects with `parts`: counts what each group and each ignore

@@ -11,18 +11,10 @@
 
 static void decode(const qtensor *t, int64_t row, const char *mode, float *out)
 {
-    if (strncmp(mode, "gptq", 4)) {
-        num_dtype as = !strncmp(mode, "bf16", 4)  ? NUM_BF16
-                       : !strncmp(mode, "f16", 3) ? NUM_F16
-                                                  : NUM_F32;
-        qtensor_decode_row_as(t, row, as, out);
-    } else {
-        for (int64_t k = 0; k < t->K; k++) {
-            float s = num_round(NUM_BF16, qtensor_scale(t, row, k)),
-                  d = (float)qtensor_code(t, row, k) - qtensor_zero(t, row, k);
-            out[k] = num_round(NUM_BF16, s * d);
-        }
-    }
+    num_dtype as = !strncmp(mode, "bf16", 4)  ? NUM_BF16
+                   : !strncmp(mode, "f16", 3) ? NUM_F16
+                                              : NUM_F32;
+    qtensor_decode_row_as(t, row, as, out);
     for (int64_t k = 0; k < t->K && strchr(mode, '+'); k++)
         out[k] += 0.0f;
 }
@@ -59,13 +51,14 @@ int main(int argc, char **argv)
     json *g = NULL;
     char path[4096];
     if (argc != 3) {
-        fprintf(stderr, "quant_lines DIR f32|bf16|f16|gptq[+]\n");
+        fprintf(stderr, "quant_lines DIR tool|f32|bf16|f16[+]\n");
         return 2;
     }
     snprintf(path, sizeof path, "%s/golden.json", argv[1]);
     int rc = json_parse_file(&g, path, &e);
     if (rc >= 0) rc = ckpt_open(&c, argv[1], &e);
-    if (rc >= 0) rc = quant_open(&q, c, &e);
+    quant_opts o = {.dequantize = !strncmp(argv[2], "tool", 4)};
+    if (rc >= 0) rc = quant_open_as(&q, c, &o, &e);
     const json *all = rc >= 0 ? json_get(g, "dequantized_fp32") : NULL;
     for (const json *m = all ? all->child : NULL; m && rc >= 0; m = m->next)
         rc = print_module(q, m->string, argv[2], &e);
