@@ -42,6 +42,8 @@ typedef struct pair_slot {
 typedef struct bpe {
     pair_slot *pair;
     size_t mask;
+    uint64_t *filter; /* a bit for each of 4 (mask + 1) hashes: clear = no such pair. Most pairs of
+                       * a text have no merge, and this much stays in the cache */
     int32_t char_id[N_CHARS];
     int32_t byte_id[256]; /* <0xNN>, -1 if not in the vocabulary */
     int32_t unk;          /* -1 = no unknown token */
@@ -61,10 +63,20 @@ static uint64_t pair_key(int32_t left, int32_t right)
 }
 
 /* Where the search for a pair begins. */
-static size_t pair_home(const bpe *b, uint64_t key)
+static size_t pair_hash(uint64_t key)
 {
     key *= 0x9E3779B97F4A7C15u;
-    return (size_t)(key ^ key >> 29) & b->mask;
+    return (size_t)(key ^ key >> 29);
+}
+
+static size_t pair_home(const bpe *b, uint64_t key)
+{
+    return pair_hash(key) & b->mask;
+}
+
+static uint64_t *filter_word(const bpe *b, size_t hash)
+{
+    return &b->filter[(hash & (4 * b->mask + 3)) / 64];
 }
 
 static pair_slot *pair_find(const bpe *b, int32_t left, int32_t right)
@@ -78,6 +90,8 @@ static pair_slot *pair_find(const bpe *b, int32_t left, int32_t right)
 
 static uint32_t pair_rank(const bpe *b, int32_t left, int32_t right, int32_t *id)
 {
+    size_t hash = pair_hash(pair_key(left, right));
+    if (!(*filter_word(b, hash) >> hash % 64 & 1)) return NO_RANK;
     const pair_slot *p = pair_find(b, left, right);
     if (p->key == UINT64_MAX) return NO_RANK;
     *id = (int32_t)p->id;
@@ -175,6 +189,8 @@ static int add_merge(tok_model *m, bpe *b, const merge *g, const int32_t id[2], 
     }
     pair_slot *p = pair_find(b, id[0], id[1]);
     p->key = pair_key(id[0], id[1]);
+    size_t hash = pair_hash(p->key);
+    *filter_word(b, hash) |= (uint64_t)1 << hash % 64;
     p->rank = (uint32_t)g->index;
     p->id = (uint32_t)*to;
     return 0;
@@ -219,6 +235,7 @@ static int load_merges(tok_model *m, bpe *b, const json *j, const char *where, e
     b->pair = xmalloc(slots * sizeof *b->pair);
     memset(b->pair, 0xff, slots * sizeof *b->pair);
     b->mask = slots - 1;
+    b->filter = xcalloc(slots / 16, sizeof *b->filter);
     b->cuts = !b->prefix && !b->suffix && tok__vocab_find(&m->vocab, MARK, 3) >= 0;
     for (const json *c = list->child; c && rc >= 0; c = c->next) {
         merge *g = &batch[held++];
@@ -291,6 +308,7 @@ static void bpe_drop(tok_model *m)
     bpe *b = m->state;
     if (!b) return;
     free(b->pair);
+    free(b->filter);
     free(b->prefix);
     free(b->suffix);
     free(b);
