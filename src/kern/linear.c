@@ -372,11 +372,14 @@ void kern_linear_unpack(const kern_linear *l, float *out)
 /* ---- running ------------------------------------------------------------------------------------
  */
 
+size_t kern__own_bytes(int64_t Kp)
+{
+    return round_up(kern__acts_bytes(1, OWN_PREP_CELLS) + kern__acts_bytes(1, Kp) + 4096, 64);
+}
+
 size_t kern__part_bytes(int64_t Kp)
 {
-    /* own acts of a small batch, one row of input, decoded weights of four panels */
-    size_t own = kern__acts_bytes(1, OWN_PREP_CELLS) + kern__acts_bytes(1, Kp) + 4096;
-    return round_up(own, 64) + (size_t)Kp * 4 + 4 * (size_t)Kp * KERN_PANEL * 4 + 65536;
+    return kern__own_bytes(Kp) + (size_t)Kp * 4 + 4 * (size_t)Kp * KERN_PANEL * 4 + 65536;
 }
 
 int kern_reserve(kern_dev *d, int64_t max_rows, int64_t max_k, int64_t max_n, err *e)
@@ -406,25 +409,32 @@ static void add_bias(const kern_linear *l, int64_t n0, int64_t n1, int64_t M, fl
             y[m * ldy + n] += l->bias[n];
 }
 
-/* This thread's share of the panels of shards [s0,s1), which have equal inputs. */
-static void run_panels(const run_job *j, int s0, int s1, const kern__acts *a, void *tmp, int index,
-                       int n)
+void kern__linear_panels(const kern_linear *l, int bucket, int s0, int s1, const kern__acts *a,
+                         float *y, int64_t ldy, int64_t lo, int64_t hi, void *tmp)
 {
-    int64_t total = 0, lo, hi, at = 0;
-    for (int i = s0; i < s1; i++)
-        total += (j->l->shard[i].w.N + KERN_PANEL - 1) / KERN_PANEL;
-    thread_split(total, 2, index, n, &lo, &hi);
+    int64_t at = 0;
     for (int i = s0; i < s1; i++) {
-        const struct kern_shard *s = &j->l->shard[i];
+        const struct kern_shard *s = &l->shard[i];
         int64_t panels = (s->w.N + KERN_PANEL - 1) / KERN_PANEL;
         int64_t p0 = lo > at ? lo - at : 0, p1 = hi - at < panels ? hi - at : panels;
         at += panels;
         if (p0 >= p1) continue;
-        kern__part part = {s, &s->plan[j->bucket], a, j->y + s->row0, j->ldy, tmp};
-        s->row[j->bucket]->part(&part, p0, p1);
+        kern__part part = {s, &s->plan[bucket], a, y + s->row0, ldy, tmp};
+        s->row[bucket]->part(&part, p0, p1);
         int64_t n1 = p1 * KERN_PANEL < s->w.N ? p1 * KERN_PANEL : s->w.N;
-        add_bias(j->l, s->row0 + p0 * KERN_PANEL, s->row0 + n1, j->M, j->y, j->ldy);
+        add_bias(l, s->row0 + p0 * KERN_PANEL, s->row0 + n1, a->M, y, ldy);
     }
+}
+
+/* This thread's share of the panels of shards [s0,s1), which have equal inputs. */
+static void run_panels(const run_job *j, int s0, int s1, const kern__acts *a, void *tmp, int index,
+                       int n)
+{
+    int64_t total = 0, lo, hi;
+    for (int i = s0; i < s1; i++)
+        total += (j->l->shard[i].w.N + KERN_PANEL - 1) / KERN_PANEL;
+    thread_split(total, 2, index, n, &lo, &hi);
+    kern__linear_panels(j->l, j->bucket, s0, s1, a, j->y, j->ldy, lo, hi, tmp);
 }
 
 static void run_part(void *arg, int index, int n)
@@ -439,13 +449,9 @@ static void run_part(void *arg, int index, int n)
         for (s1 = s0 + 1; s1 < l->n_shards && kern__act_equal(p, &l->shard[s1].plan[j->bucket]);)
             s1++;
         kern__acts a;
-        int64_t cells = j->M * p->Kp > OWN_PREP_CELLS ? j->M * p->Kp : OWN_PREP_CELLS;
-        size_t own_bytes =
-            round_up(kern__acts_bytes(1, OWN_PREP_CELLS) + kern__acts_bytes(1, l->Kp) + 4096, 64);
         bool in_own = j->M * p->Kp <= OWN_PREP_CELLS || j->M == 1;
-        (void)cells;
         kern__acts_place(p, j->M, in_own ? (void *)own : j->d->scratch, &a);
-        float *row = (float *)(void *)(own + own_bytes);
+        float *row = (float *)(void *)(own + kern__own_bytes(l->Kp));
         int64_t lo = 0, hi = j->M;
         if (!alone) {
             if (shared_dirty)

@@ -133,9 +133,15 @@ typedef struct kern__part {
     const kern__acts *a;
     float *y; /* column 0 of this shard */
     int64_t ldy;
-    void *tmp; /* this thread's buffer: kern__part_bytes(Kp) */
+    void *tmp; /* the last part of this thread's buffer */
 } kern__part;
+/* A thread's buffer in a product: inputs that it prepares for itself (kern__own_bytes), one row of
+ * input, what a row of the list needs. */
 size_t kern__part_bytes(int64_t Kp);
+size_t kern__own_bytes(int64_t Kp);
+/* Panels [lo,hi), counted over shards [s0,s1), of prepared inputs; bias included. */
+void kern__linear_panels(const kern_linear *l, int bucket, int s0, int s1, const kern__acts *a,
+                         float *y, int64_t ldy, int64_t lo, int64_t hi, void *tmp);
 bool kern__plan_spec_only(const kern_linear_desc *d, int shard);
 
 /* Rows, by file. */
