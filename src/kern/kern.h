@@ -67,6 +67,11 @@ int64_t kern_linear_k(const kern_linear *l);
 size_t kern_linear_bytes(const kern_linear *l); /* prepared bytes, resident */
 /* Dequantized weights as the kernel sees them: out [N,K]. */
 void kern_linear_unpack(const kern_linear *l, float *out);
+/* Rows ids[0..T) of W as the kernel sees them, out [T,K]: a head that is the embedding too. Not for
+ * linears whose columns are permuted or scaled (can_embed false). */
+bool kern_linear_can_embed(const kern_linear *l);
+void kern_linear_embed(kern_dev *d, const kern_linear *l, const int32_t *ids, int64_t T,
+                       float *out);
 /* Report: row and layout chosen for a bucket, what the input becomes ("f32", "fp8_e4m3 per token",
  * "int8 per 32 along K"), and each refusal of the rows before it ("name: reason; name: reason"). */
 typedef struct kern_choice {

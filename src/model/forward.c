@@ -27,7 +27,10 @@ static void rope_tables(model *m, const batch *b)
 static void embed(model *m, const batch *b)
 {
     int64_t n = b->T * m->arch->hidden;
-    kern_embed(m->dev, &m->embed, b->ids, b->T, m->x);
+    if (m->embed.codes)
+        kern_embed(m->dev, &m->embed, b->ids, b->T, m->x);
+    else
+        kern_linear_embed(m->dev, m->lm_head, b->ids, b->T, m->x);
     if (m->arch->embed_scale != 1.0f) kern_scale(m->dev, m->x, m->arch->embed_scale, n);
     if (!m->pos.codes) return;
     kern_embed(m->dev, &m->pos, b->pos, b->T, m->h);

@@ -261,12 +261,20 @@ out:
     return rc;
 }
 
+/* The file's pages have served: what is resident while loading stays near what will be. */
+static void release(model *m, const arch_linear *l)
+{
+    for (int i = 0; i < l->n_shards; i++)
+        quant_release(m->q, l->shard[i].module);
+}
+
 static int make_linear(model *m, const arch_linear *l, kern_linear **out, err *e)
 {
     loaded s = {0};
     int rc = load_parts(m, l, &s, e);
     if (rc >= 0) rc = prepare(m, l, &s, out, e);
     drop_loaded(&s);
+    release(m, l);
     return rc;
 }
 
@@ -289,6 +297,7 @@ static int make_fused(model *m, const arch_linear *l, kern_linear **out, err *e)
         drop_loaded(&s);
     }
     drop_loaded(&all);
+    release(m, l);
     return rc;
 }
 
@@ -325,11 +334,23 @@ static int make_absorbed(model *m, const arch_linear *l, model_layer *out, err *
 out:
     free(row);
     drop_loaded(&s);
+    release(m, l);
     return rc;
 }
 
 /* ---- embedding and head -------------------------------------------------------------------------
  */
+
+/* One stored tensor for both ends: counted once, and kept once where its prepared rows can be read.
+ */
+static void share_ends(model *m, const qbytes *before)
+{
+    m->bytes.file = *before;
+    if (!kern_linear_can_embed(m->lm_head)) return;
+    m->bytes.other -= (uint64_t)m->embed.N * m->embed.row_bytes;
+    qtensor_free(&m->embed);
+    m->embed = (qtensor){0};
+}
 
 static int load_ends(model *m, const arch_linear *head, err *e)
 {
@@ -355,7 +376,7 @@ static int load_ends(model *m, const arch_linear *head, err *e)
     qbytes before = m->bytes.file;
     snprintf(l.shard[0].module, sizeof l.shard[0].module, "%s", ends.head);
     TRY(make_linear(m, &l, &m->lm_head, e));
-    if (ends.shared) m->bytes.file = before; /* one stored copy is counted once */
+    if (ends.shared) share_ends(m, &before);
     snprintf(name, sizeof name, "%s", a->name.final_norm);
     TRY(load_norm(m, -1, name, a->hidden, &m->final_norm, e));
 out:

@@ -27,7 +27,7 @@ struct model {
     arena *mem;
     int n_layers;
     model_layer *layers;
-    qtensor embed, pos; /* pos: learned positions, codes NULL = none */
+    qtensor embed, pos; /* embed: codes NULL = the head's rows; pos: learned positions or none */
     model_vec final_norm;
     kern_linear *lm_head;
     kv_layer_shape *kv_shapes;

@@ -139,7 +139,10 @@ static void count_plain(void *arg, const char *name, int64_t rows, int64_t cols)
      * bf16). */
     uint64_t resident = rows == 1 ? 4 * n : t && !t->gguf ? t->bytes : 2 * n;
     plain_add(&p->out->weights, bytes);
-    p->out->resident_weights += resident;
+    /* An embedding that is the head as well is resident as the head alone. */
+    bool head = p->ends.shared && !strncmp(name, p->ends.embed, strlen(p->ends.embed)) &&
+                !strcmp(name + strlen(p->ends.embed), ".weight");
+    if (!head) p->out->resident_weights += resident;
 }
 
 static void count_stored(const plan_in *in, const arch_shard *s, bool quantized, plan_out *out)

@@ -321,3 +321,15 @@ int quant_module_bytes(const quant_ckpt *q, const char *module, qbytes *add, err
     }
     return 0;
 }
+
+void quant_release(const quant_ckpt *q, const char *module)
+{
+    static const quant_part plain[] = {
+        {".weight", QUANT_CODES}, {"", QUANT_CODES}, {NULL, QUANT_CODES}};
+    const quant_part *const tables[] = {q->dialect->parts, plain};
+    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
+        for (const quant_part *p = tables[i]; p && p->suffix; p++) {
+            const ckpt_tensor *t = part(q, module, p->suffix);
+            if (t) ckpt_dontneed(q->c, t);
+        }
+}

@@ -107,6 +107,8 @@ int quant_describe(const quant_ckpt *q, const char *module, quant_module *out, e
 /* Adds the bytes of the module's tensors in the file, by kind: bits of packed rows that no code
  * uses and tensors that only describe the layout count as padding. */
 int quant_module_bytes(const quant_ckpt *q, const char *module, qbytes *add, err *e);
+/* The module's pages in the map may be dropped: what was made of it holds no pointer into it. */
+void quant_release(const quant_ckpt *q, const char *module);
 /* The part that this tensor is of a quantized module, whose name goes to `module`; or NULL. */
 #define QUANT_NAME_MAX 512
 const quant_part *quant_part_of(const quant_ckpt *q, const char *tensor,
