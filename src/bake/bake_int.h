@@ -56,6 +56,9 @@ int bake__side_files(ckpt_writer *w, ckpt *c, bake_report *r, err *e);
 /* {"gguf_types": …, "file": …} for a gguf; empty when there is nothing to say. */
 void bake__origin(ckpt *c, buf *out);
 
+/* convert to another dialect: codes, scales and zero points as they are. */
+int bake__recode(const convert_opts *o, const quant_dialect *to, bake_report *r, err *e);
+
 /* A tensor that is not quantized, in pieces, refused if it is not finite; type `to` or its own when
  * NUM_NONE. hash = of the bytes written. */
 int bake__copy(ckpt_writer *w, const ckpt *c, const ckpt_tensor *t, num_dtype to, uint64_t *hash,

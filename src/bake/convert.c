@@ -1,4 +1,4 @@
-/* tare convert --to plain: any dialect, or a gguf, back into unquantized safetensors.
+/* tare convert, and its --to plain: any dialect, or a gguf, back into unquantized safetensors.
  *
  * Weights are dequantized in fp32 and rounded once to the wanted type. The tensors that only the
  * quantized form needs (scales, zero points, orders, KV scales) and quantization_config go; where
@@ -16,6 +16,7 @@ typedef struct work {
     const convert_opts *o;
     bake_report *r;
     num_dtype to;
+    const quant_dialect *dialect; /* NULL = plain */
     ckpt *c;
     quant_ckpt *q;
     bake_tie tie;
@@ -26,15 +27,27 @@ typedef struct work {
     int dropped_kv;
 } work;
 
+static int unknown_dialect(const char *to, err *e)
+{
+    buf names = {0};
+    for (int i = 0; i < quant_n_dialects; i++)
+        if (quant_dialects[i]->store) buf_printf(&names, ", %s", quant_dialects[i]->name);
+    int rc = err_set(e, ERR_USAGE,
+                     "--to %s: is not a dialect that is written; written are plain%s; to quantize "
+                     "an unquantized model, use `tare quantize`",
+                     to, names.data);
+    buf_free(&names);
+    return rc;
+}
+
 static int check_options(work *k, err *e)
 {
     const char *to = k->o->to && *k->o->to ? k->o->to : "plain",
                *d = k->o->dtype && *k->o->dtype ? k->o->dtype : "bf16";
-    if (strcmp(to, "plain"))
-        return err_set(e, ERR_UNSUPPORTED,
-                       "--to %s: this version converts to plain only; to quantize, use "
-                       "`tare quantize`",
-                       to);
+    if (strcmp(to, "plain")) {
+        k->dialect = quant_dialect_by_name(to);
+        return k->dialect && k->dialect->store ? 0 : unknown_dialect(to, e);
+    }
     k->to = num_by_name(d, strlen(d));
     if (k->to != NUM_F32 && k->to != NUM_F16 && k->to != NUM_BF16)
         return err_set(e, ERR_USAGE, "--dtype %s: expected f32, bf16 or f16", d);
@@ -74,6 +87,42 @@ static int check_f16(const work *k, const float *v, size_t n, const char *name, 
                            ckpt_path(k->c), name, (double)v[i]);
     }
     return 0;
+}
+
+static int put(work *k, XXH3_state_t *h, const float *v, size_t n, uint8_t *out, err *e)
+{
+    num_encode_row(k->to, v, n, out);
+    XXH3_64bits_update(h, out, num_bytes(k->to, n));
+    return ckpt_writer_data(k->w, out, num_bytes(k->to, n), e);
+}
+
+/* Each expert with its rows as columns. */
+static int write_transposed(work *k, const qtensor *t, const char *name, uint64_t *hash, err *e)
+{
+    int rc = 0;
+    float *v = NULL;
+    uint8_t *out = NULL;
+    size_t n = (size_t)(t->N * t->K);
+    XXH3_state_t *h = XXH3_createState();
+    if (!h) return err_set(e, ERR_NOMEM, "out of memory");
+    XXH3_64bits_reset(h);
+    TRY(mem_alloc((void **)&v, (n + (size_t)t->K) * sizeof *v, e));
+    TRY(mem_alloc((void **)&out, num_bytes(k->to, n), e));
+    for (int64_t x = 0; x < t->E; x++) {
+        for (int64_t r = 0; r < t->N; r++) {
+            qtensor_decode_row(t, x * t->N + r, v + n);
+            for (int64_t c = 0; c < t->K; c++)
+                v[c * t->N + r] = v[n + (size_t)c];
+        }
+        TRY(check_f16(k, v, n, name, e));
+        TRY(put(k, h, v, n, out, e));
+    }
+    *hash = XXH3_64bits_digest(h);
+out:
+    XXH3_freeState(h);
+    mem_free(v);
+    mem_free(out);
+    return rc;
 }
 
 static int write_rows(work *k, const qtensor *t, const char *name, uint64_t *hash, err *e)
@@ -118,10 +167,11 @@ static int dequantize(work *k, const char *module, const quant_part *codes, err 
     char name[BAKE_NAME_MAX + 8];
     snprintf(name, sizeof name, "%s%s", module, *codes->suffix == '.' ? ".weight" : "");
     TRY(quant_load(k->q, module, &t, e));
-    int64_t shape[3] = {t.E, t.N, t.K};
+    bool turn = k->q->dialect->plain_transposed;
+    int64_t shape[3] = {t.E, turn ? t.K : t.N, turn ? t.N : t.K};
     TRY(begin(k, name, &hash, e));
     TRY(ckpt_writer_begin(k->w, name, k->to, t.E > 1 ? 3 : 2, t.E > 1 ? shape : shape + 1, e));
-    TRY(write_rows(k, &t, module, hash, e));
+    TRY(turn ? write_transposed(k, &t, module, hash, e) : write_rows(k, &t, module, hash, e));
 out:
     mem_rss_sample();
     qtensor_free(&t);
@@ -238,6 +288,10 @@ int bake_convert(const convert_opts *o, bake_report *r, err *e)
     double start = clock_seconds();
     snprintf(r->out, sizeof r->out, "%s", o->out);
     TRY(check_options(&k, e));
+    if (k.dialect) {
+        TRY(bake__recode(o, k.dialect, r, e));
+        goto done;
+    }
     TRY(bake__not_same(o->in, o->out, e));
     TRY(ckpt_open(&k.c, o->in, e));
     TRY(quant_open(&k.q, k.c, e));
@@ -252,6 +306,7 @@ int bake_convert(const convert_opts *o, bake_report *r, err *e)
         bake__note(r, "%d KV scales belong to the quantized form and were dropped", k.dropped_kv);
     if (ckpt_is_gguf(k.c)) bake__note(r, "from gguf: %s", ckpt_gguf_types(k.c));
     r->bytes_in = ckpt_file_bytes(k.c);
+done:
     mem_rss_sample();
     r->peak_rss_bytes = mem_rss_peak_bytes();
     r->seconds = clock_seconds() - start;

@@ -30,6 +30,24 @@ typedef struct work {
 /* ---- before any work ----------------------------------------------------------------------------
  */
 
+static bool has_words(const quant_dialect *d, const qspec *s, err *e)
+{
+    buf text = {0};
+    jw j;
+    jw_init(&j, &text, 0);
+    bool ok = d->emit_config && d->emit_config(&j, s, NULL, 0, e) >= 0;
+    buf_free(&text);
+    return ok;
+}
+
+/* The first dialect that can say the scheme; the first of all, whose refusal is told, if none. */
+static const quant_dialect *writer_of(const qspec *s)
+{
+    for (int i = 0; i < quant_n_dialects; i++)
+        if (has_words(quant_dialects[i], s, NULL)) return quant_dialects[i];
+    return quant_dialects[0];
+}
+
 static int check_scheme(work *k, err *e)
 {
     int rc = qspec_parse(k->o->scheme, &k->spec, e);
@@ -37,8 +55,7 @@ static int check_scheme(work *k, err *e)
     buf b = {0};
     if (rc < 0) return rc;
     k->algo = quant_algo_by_name(k->o->algo && *k->o->algo ? k->o->algo : "rtn");
-    for (int i = 0; i < quant_n_dialects; i++)
-        if (quant_dialects[i]->emit_config && !k->dialect) k->dialect = quant_dialects[i];
+    k->dialect = writer_of(s);
     qspec_format(s, &b);
     snprintf(k->r->scheme, sizeof k->r->scheme, "%s", b.data);
     if (!k->algo)
@@ -57,13 +74,8 @@ static int check_scheme(work *k, err *e)
                      "scheme '%s': %s activations need calibration data; use dynamic ones "
                      "(a:fp8_e4m3,token)",
                      b.data, s->a.scale == QS_NVFP4 ? "nvfp4" : "static");
-    else {
-        buf cfg = {0};
-        jw j;
-        jw_init(&j, &cfg, 0);
-        rc = k->dialect->emit_config(&j, s, NULL, 0, e);
-        buf_free(&cfg);
-    }
+    else if (!has_words(k->dialect, s, e))
+        rc = -ERR_UNSUPPORTED;
     if (rc >= 0 && qaxis_quantized(&s->kv))
         bake__note(k->r, "kv_cache_scheme is written without scales: readers use 1.0");
     buf_free(&b);

@@ -209,9 +209,13 @@ static bool ends_with(const char *s, const char *tail)
 /* Weights in any form, indexes, the config (rewritten), and what other quantizers leave behind. */
 static bool is_side_file(const char *name)
 {
-    static const char *const no[] = {
-        "config.json",       "hf_quant_config.json",         "quantize_config.json",
-        "quant_config.json", "quant_model_description.json", "recipe.yaml"};
+    static const char *const no[] = {"config.json",
+                                     "hf_quant_config.json",
+                                     "quantize_config.json",
+                                     "quant_config.json",
+                                     "quant_model_description.json",
+                                     "recipe.yaml",
+                                     "quantization_config.json"};
     static const char *const tails[] = {".safetensors", ".safetensors.index.json",
                                         ".bin",         ".bin.index.json",
                                         ".pt",          ".pth",

@@ -20,6 +20,7 @@ static const quant_dialect dialect_ct = {
     .parts = quant__ct_parts,
     .store = quant__ct_store,
     .emit_config = quant__ct_emit_config,
+    .emit_modules = quant__ct_emit_modules,
 };
 static const quant_dialect dialect_bnb = {
     .name = "bitsandbytes",
@@ -42,6 +43,7 @@ static const quant_dialect dialect_mxfp4 = {
     .describe = quant__mxfp4_describe,
     .store = quant__mxfp4_store,
     .emit_config = quant__mxfp4_emit_config,
+    .plain_transposed = true,
 };
 static const quant_dialect dialect_gptq = {
     .name = "gptq",

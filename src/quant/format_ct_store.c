@@ -270,17 +270,13 @@ static int check_spec(const qspec *s, err *e)
     return rc;
 }
 
-int quant__ct_emit_config(jw *j, const qspec *s, char *const *ignore, int n_ignore, err *e)
+static void emit_group(jw *j, int index, const qspec *s, const quant_written *m, int n)
 {
-    int rc = check_spec(s, e);
-    if (rc < 0) return rc;
-    const char *format = quant__ct_format(s);
+    char key[32];
+    snprintf(key, sizeof key, "group_%d", index);
+    jw_key(j, key);
     jw_obj(j);
-    jw_key(j, "config_groups");
-    jw_obj(j);
-    jw_key(j, "group_0");
-    jw_obj(j);
-    jw_kstr(j, "format", format);
+    jw_kstr(j, "format", quant__ct_format(s));
     jw_key(j, "input_activations");
     if (s->a.gran != Q_NONE)
         emit_args(j, &s->a, false);
@@ -289,12 +285,18 @@ int quant__ct_emit_config(jw *j, const qspec *s, char *const *ignore, int n_igno
     jw_kstr(j, "output_activations", NULL);
     jw_key(j, "targets");
     jw_arr(j);
-    jw_str(j, "Linear");
+    if (!n) jw_str(j, "Linear");
+    for (int i = 0; i < n; i++)
+        if (qaxis_equal(&m[i].spec.w, &s->w) && qaxis_equal(&m[i].spec.a, &s->a))
+            jw_str(j, m[i].module);
     jw_end_arr(j);
     jw_key(j, "weights");
     emit_args(j, &s->w, true);
     jw_end_obj(j);
-    jw_end_obj(j);
+}
+
+static void emit_rest(jw *j, const char *format, const qaxis *kv, char *const *ignore, int n_ignore)
+{
     jw_kstr(j, "format", format);
     jw_kstr(j, "global_compression_ratio", NULL);
     jw_key(j, "ignore");
@@ -303,8 +305,8 @@ int quant__ct_emit_config(jw *j, const qspec *s, char *const *ignore, int n_igno
         jw_str(j, ignore[i]);
     jw_end_arr(j);
     jw_key(j, "kv_cache_scheme");
-    if (qaxis_quantized(&s->kv))
-        emit_args(j, &s->kv, false);
+    if (qaxis_quantized(kv))
+        emit_args(j, kv, false);
     else
         jw_null(j);
     jw_kstr(j, "quant_method", "compressed-tensors");
@@ -317,5 +319,45 @@ int quant__ct_emit_config(jw *j, const qspec *s, char *const *ignore, int n_igno
     jw_end_obj(j);
     jw_kstr(j, "version", CT_VERSION);
     jw_end_obj(j);
+}
+
+int quant__ct_emit_config(jw *j, const qspec *s, char *const *ignore, int n_ignore, err *e)
+{
+    int rc = check_spec(s, e);
+    if (rc < 0) return rc;
+    jw_obj(j);
+    jw_key(j, "config_groups");
+    jw_obj(j);
+    emit_group(j, 0, s, NULL, 0);
+    jw_end_obj(j);
+    emit_rest(j, quant__ct_format(s), &s->kv, ignore, n_ignore);
+    return 0;
+}
+
+/* One group a scheme, its modules named one by one. */
+int quant__ct_emit_modules(jw *j, const quant_written *m, int n, const qaxis *kv,
+                           char *const *ignore, int n_ignore, err *e)
+{
+    int rc = 0, groups = 0;
+    bool mixed = false;
+    for (int i = 0; i < n && rc >= 0; i++) {
+        qspec s = m[i].spec;
+        s.kv = *kv;
+        rc = check_spec(&s, e);
+        mixed |= strcmp(quant__ct_format(&s), quant__ct_format(&m[0].spec)) != 0;
+    }
+    if (rc < 0) return rc;
+    jw_obj(j);
+    jw_key(j, "config_groups");
+    jw_obj(j);
+    for (int i = 0; i < n; i++) {
+        bool seen = false;
+        for (int k = 0; k < i && !seen; k++)
+            seen =
+                qaxis_equal(&m[i].spec.w, &m[k].spec.w) && qaxis_equal(&m[i].spec.a, &m[k].spec.a);
+        if (!seen) emit_group(j, groups++, &m[i].spec, m, n);
+    }
+    jw_end_obj(j);
+    emit_rest(j, mixed ? "mixed-precision" : quant__ct_format(&m[0].spec), kv, ignore, n_ignore);
     return 0;
 }

@@ -70,6 +70,11 @@ typedef struct quant_module { /* what headers alone say of a quantized module */
     int64_t E, N, K;
 } quant_module;
 
+typedef struct quant_written { /* a module of an output */
+    const char *module;
+    qspec spec;
+} quant_written;
+
 struct quant_dialect {
     const char *name;    /* "compressed-tensors" */
     const char *methods; /* quant_method values, space separated */
@@ -87,9 +92,20 @@ struct quant_dialect {
                  err *e);
     /* Writes the value of quantization_config into j. */
     int (*emit_config)(jw *j, const qspec *s, char *const *ignore, int n_ignore, err *e);
+    /* The same for modules of several schemes; NULL = one scheme for all. */
+    int (*emit_modules)(jw *j, const quant_written *m, int n, const qaxis *kv, char *const *ignore,
+                        int n_ignore, err *e);
+    bool plain_transposed;   /* unquantized, its stacks of experts are [E, K, N] */
+    const char *side_config; /* file that repeats the config, for old readers; or NULL */
 };
 extern const quant_dialect *const quant_dialects[];
 extern const int quant_n_dialects;
+
+const quant_dialect *quant_dialect_by_name(const char *name); /* or one of its methods; NULL */
+/* quantization_config of these modules: in one scheme by emit_config, in several by emit_modules;
+ * ERR_UNSUPPORTED names two modules whose schemes differ where the dialect has only one. */
+int quant_emit(const quant_dialect *d, jw *j, const quant_written *m, int n, const qaxis *kv,
+               char *const *ignore, int n_ignore, err *e);
 
 /* Detects the dialect. An unquantized config with quantized tensors inside, an unknown
  * quant_method, packed tensors under an ignored module, a config group that matches nothing: errors

@@ -30,6 +30,8 @@ int quant__ct_load(const quant_ckpt *q, const char *module, qtensor *out, err *e
 int quant__ct_store(ckpt_writer *w, const char *module, const qtensor *t, num_dtype model_dtype,
                     err *e);
 int quant__ct_emit_config(jw *j, const qspec *s, char *const *ignore, int n_ignore, err *e);
+int quant__ct_emit_modules(jw *j, const quant_written *m, int n, const qaxis *kv,
+                           char *const *ignore, int n_ignore, err *e);
 
 extern const quant_part quant__bnb_parts[];
 int quant__bnb_detect(quant_ckpt *q, err *e);

@@ -76,3 +76,38 @@ int quant__storable(const qtensor *t, const char *module, const char *dialect, u
                        module, dialect, why);
     return 0;
 }
+
+const quant_dialect *quant_dialect_by_name(const char *name)
+{
+    for (int i = 0; i < quant_n_dialects; i++) {
+        const quant_dialect *d = quant_dialects[i];
+        size_t n = strlen(name);
+        const char *p = strstr(d->methods, name);
+        bool word = p && n && (p == d->methods || p[-1] == ' ') && (!p[n] || p[n] == ' ');
+        if (word || !strcmp(d->name, name)) return d;
+    }
+    return NULL;
+}
+
+int quant_emit(const quant_dialect *d, jw *j, const quant_written *m, int n, const qaxis *kv,
+               char *const *ignore, int n_ignore, err *e)
+{
+    for (int i = 1; i < n; i++) {
+        if (qaxis_equal(&m[i].spec.w, &m[0].spec.w) && qaxis_equal(&m[i].spec.a, &m[0].spec.a))
+            continue;
+        if (d->emit_modules) return d->emit_modules(j, m, n, kv, ignore, n_ignore, e);
+        buf a = {0}, b = {0};
+        qspec_format(&m[0].spec, &a);
+        qspec_format(&m[i].spec, &b);
+        int rc = err_set(e, ERR_UNSUPPORTED,
+                         "modules '%s' (%s) and '%s' (%s) have different schemes; %s is written "
+                         "with one for all",
+                         m[0].module, a.data, m[i].module, b.data, d->name);
+        buf_free(&a);
+        buf_free(&b);
+        return rc;
+    }
+    qspec s = m[0].spec;
+    s.kv = *kv;
+    return d->emit_config(j, &s, ignore, n_ignore, e);
+}

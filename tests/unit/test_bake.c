@@ -188,8 +188,8 @@ static void test_plain_and_back(void **state)
     }
     ckpt_close(x);
     ckpt_close(y);
-    CHECK_ERR(bake_convert(&(convert_opts){.in = model, .out = b, .to = "gptq"}, &r, &e),
-              ERR_UNSUPPORTED, "plain");
+    CHECK_ERR(bake_convert(&(convert_opts){.in = model, .out = b, .to = "magic"}, &r, &e),
+              ERR_USAGE, "plain");
     bake_report_free(&r);
     CHECK_ERR(bake_convert(&(convert_opts){.in = model, .out = b, .dtype = "int4"}, &r, &e),
               ERR_USAGE, "bf16");
@@ -270,7 +270,7 @@ static void test_refusals(void **state)
               "calibration");
     CHECK_ERR(quantize(model, out, "w:bf16", NULL, &e), ERR_USAGE, "unquantized");
     CHECK_ERR(quantize(model, out, "fp8 kv:int8", NULL, &e), ERR_UNSUPPORTED, "KV cache");
-    CHECK_ERR(quantize(model, out, "w:nf4", NULL, &e), ERR_UNSUPPORTED, "compressed-tensors");
+    CHECK_ERR(quantize(model, out, "w:nf4 a:int8", NULL, &e), ERR_UNSUPPORTED, "these weights");
     assert_false(file_exists(out));
     free(model);
     free(q);
