@@ -97,6 +97,10 @@ bool tok__is_punct(uint32_t cp)
 
 int tok__cp(const char *s, size_t n, uint32_t *cp)
 {
+    if (!((unsigned char)*s & 0x80)) {
+        *cp = (unsigned char)*s;
+        return 1;
+    }
     int k = utf8_decode(s, n, cp);
     if (k) return k;
     *cp = 0xFFFD; /* cannot happen on valid text; never stand still */

@@ -71,7 +71,12 @@ typedef struct tok_spans {
     tok_span *v;
     size_t n, cap;
 } tok_spans;
-void tok__span_push(tok_spans *l, size_t off, size_t len);
+void tok__spans_grow(tok_spans *l);
+static inline void tok__span_push(tok_spans *l, size_t off, size_t len)
+{
+    if (l->n == l->cap) tok__spans_grow(l);
+    l->v[l->n++] = (tok_span){(uint32_t)off, (uint32_t)len};
+}
 
 typedef struct tok_cache tok_cache; /* word -> ids, of one model */
 

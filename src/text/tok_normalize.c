@@ -32,7 +32,7 @@ static size_t ascii_prefix(const char *s, size_t n)
 static bool nfc_inert(uint32_t c)
 {
     return c < 0x300 || (c >= 0x400 && c <= 0x482) || (c >= 0x2010 && c <= 0x2027) ||
-           (c >= 0x2030 && c <= 0x205E) || (c >= 0x3001 && c <= 0x3029) ||
+           (c >= 0x2030 && c <= 0x205E) || (c >= 0x3000 && c <= 0x3029) ||
            (c >= 0x3041 && c <= 0x3096) || (c >= 0x30A1 && c <= 0x30FE) ||
            (c >= 0x4E00 && c <= 0x9FFF) || (c >= 0xAC00 && c <= 0xD7A3) ||
            (c >= 0xFF01 && c <= 0xFFEE) || (c >= 0x1F300 && c <= 0x1FAFF);

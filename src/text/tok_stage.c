@@ -5,13 +5,10 @@
 #include <string.h>
 #include "text/tok_internal.h"
 
-void tok__span_push(tok_spans *l, size_t off, size_t len)
+void tok__spans_grow(tok_spans *l)
 {
-    if (l->n == l->cap) {
-        l->cap = l->cap ? l->cap * 2 : 64;
-        l->v = xrealloc(l->v, l->cap * sizeof *l->v);
-    }
-    l->v[l->n++] = (tok_span){(uint32_t)off, (uint32_t)len};
+    l->cap = l->cap ? l->cap * 2 : 64;
+    l->v = xrealloc(l->v, l->cap * sizeof *l->v);
 }
 
 static int unknown_type(const char *type, const tok_family *f, const char *where, err *e)
