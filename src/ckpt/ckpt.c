@@ -536,14 +536,27 @@ static int side_text(const ckpt *c, const char *name, buf *out, err *e)
     return rc;
 }
 
+/* tokenizer.json wins over a SentencePiece model: it may hold what was changed since. */
+static const char *tokenizer_name(const ckpt *c)
+{
+    static const char *const names[] = {"tokenizer.json", "tokenizer.model", "spiece.model",
+                                        "sentencepiece.bpe.model"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char *p = ckpt_side_file(c, names[i]);
+        free(p);
+        if (p) return names[i];
+    }
+    return names[0];
+}
+
 int ckpt_tokenizer_json(const ckpt *c, buf *out, err *e)
 {
-    return c->is_gguf ? ckpt__gguf_tokenizer(c, out, e) : side_text(c, "tokenizer.json", out, e);
+    return c->is_gguf ? ckpt__gguf_tokenizer(c, out, e) : side_text(c, tokenizer_name(c), out, e);
 }
 
 char *ckpt_tokenizer_where(const ckpt *c)
 {
-    return c->is_gguf ? xstrdup(ckpt_path(c)) : file_join(ckpt_path(c), "tokenizer.json");
+    return c->is_gguf ? xstrdup(ckpt_path(c)) : file_join(ckpt_path(c), tokenizer_name(c));
 }
 
 int ckpt_tokenizer_config(const ckpt *c, buf *out, err *e)

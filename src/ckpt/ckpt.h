@@ -45,7 +45,8 @@ int ckpt_load_rows(const ckpt *c, const ckpt_tensor *t, int64_t r0, int64_t r1, 
 void ckpt_dontneed(const ckpt *c, const ckpt_tensor *t);
 /* File in the directory, or NULL (xmalloc): "tokenizer.json", "chat_template.jinja" … */
 char *ckpt_side_file(const ckpt *c, const char *name);
-/* tokenizer.json text and tokenizer_config.json text (from the directory or made from the gguf);
+/* tokenizer.json text, or where there is none the bytes of a SentencePiece model, and
+ * tokenizer_config.json text (from the directory or made from the gguf);
  * chat template text; *out empty when there is none. */
 int ckpt_tokenizer_json(const ckpt *c, buf *out, err *e);
 char *ckpt_tokenizer_where(const ckpt *c); /* the file that holds it, for messages; xmalloc */

@@ -20,7 +20,8 @@ static int open_tokenizer(const char *model, tokenizer **t, int64_t *n_ids, err 
     TRY(ckpt_tokenizer_json(c, &js, e));
     TRY(ckpt_tokenizer_config(c, &cfg, e));
     if (!js.len) {
-        rc = err_set(e, ERR_MISSING, "%s: no tokenizer.json here", ckpt_path(c));
+        rc = err_set(e, ERR_MISSING, "%s: no tokenizer.json and no tokenizer.model here",
+                     ckpt_path(c));
         goto out;
     }
     where = ckpt_tokenizer_where(c);

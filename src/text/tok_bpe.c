@@ -110,7 +110,7 @@ static int bad_merge(size_t index, const char *why, const char *where, err *e)
 #define MARK "\xE2\x96\x81"
 
 /* Offset of the first U+2581 that stands behind another character, 0 if there is none. */
-static size_t inner_mark(const char *s, size_t n)
+size_t tok__inner_mark(const char *s, size_t n)
 {
     for (size_t i = 1; i + 3 <= n;) {
         const char *p = memchr(s + i, MARK[0], n - i);
@@ -185,7 +185,7 @@ static int add_merge(tok_model *m, bpe *b, const merge *g, const int32_t id[2], 
     if (b->cuts) {
         size_t len;
         const char *name = tok__vocab_name(&m->vocab, *to, &len);
-        b->cuts = !inner_mark(name, len);
+        b->cuts = !tok__inner_mark(name, len);
     }
     pair_slot *p = pair_find(b, id[0], id[1]);
     p->key = pair_key(id[0], id[1]);
@@ -565,7 +565,7 @@ static int bpe_encode(const tok_model *m, tok_work *w, const char *s, size_t n, 
             return 0;
         }
     }
-    for (size_t k; rc == 0 && b->cuts && (k = inner_mark(s, n)); s += k, n -= k)
+    for (size_t k; rc == 0 && b->cuts && (k = tok__inner_mark(s, n)); s += k, n -= k)
         rc = encode_cached(m, w, s, k, out, e);
     return rc < 0 ? rc : encode_cached(m, w, s, n, out, e);
 }

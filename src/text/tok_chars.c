@@ -1,9 +1,8 @@
-/* Character classes as the Hugging Face library asks them of Rust, answered by utf8proc (Unicode
- * 15; the library's own punctuation table is of Unicode 8: about 130 rare marks differ), and the
- * byte-level alphabet of GPT-2: a byte that is a printable Latin-1 character stands for itself, the
- * other 68 are written as U+0100, U+0101 … in byte order. */
+/* Characters of valid UTF-8 and their classes as the Hugging Face library asks them of Rust (the
+ * tables are in tok_unicode.c), and the byte-level alphabet of GPT-2: a byte that is a printable
+ * Latin-1 character stands for itself, the other 68 are written as U+0100, U+0101 … in byte order.
+ */
 #include <pthread.h>
-#include <utf8proc.h>
 #include "base/utf8.h"
 #include "text/tok_internal.h"
 
@@ -49,50 +48,22 @@ bool tok__is_space(uint32_t cp)
            cp == 0x2028 || cp == 0x2029 || cp == 0x202F || cp == 0x205F || cp == 0x3000;
 }
 
-static int category(uint32_t cp)
-{
-    return utf8proc_category((utf8proc_int32_t)cp);
-}
-
 bool tok__is_word(uint32_t cp)
 {
     if (cp < 0x80)
         return (cp >= '0' && cp <= '9') || (cp >= 'a' && cp <= 'z') || (cp >= 'A' && cp <= 'Z') ||
                cp == '_';
-    switch (category(cp)) {
-    case UTF8PROC_CATEGORY_LU:
-    case UTF8PROC_CATEGORY_LL:
-    case UTF8PROC_CATEGORY_LT:
-    case UTF8PROC_CATEGORY_LM:
-    case UTF8PROC_CATEGORY_LO:
-    case UTF8PROC_CATEGORY_MN:
-    case UTF8PROC_CATEGORY_MC:
-    case UTF8PROC_CATEGORY_ME:
-    case UTF8PROC_CATEGORY_ND:
-    case UTF8PROC_CATEGORY_NL:
-    case UTF8PROC_CATEGORY_PC:
-        return true;
-    default: /* Join_Control, and the symbols that are Other_Alphabetic */
-        return cp == 0x200C || cp == 0x200D || (cp >= 0x24B6 && cp <= 0x24E9) ||
-               (cp >= 0x1F130 && cp <= 0x1F149) || (cp >= 0x1F150 && cp <= 0x1F169) ||
-               (cp >= 0x1F170 && cp <= 0x1F189);
-    }
+    return tok__is(TOK_WORD, cp);
 }
 
 bool tok__is_numeric(uint32_t cp)
 {
-    if (cp < 0x80) return cp >= '0' && cp <= '9';
-    int c = category(cp);
-    return c == UTF8PROC_CATEGORY_ND || c == UTF8PROC_CATEGORY_NL || c == UTF8PROC_CATEGORY_NO;
+    return cp < 0x80 ? cp >= '0' && cp <= '9' : tok__is(TOK_NUMERIC, cp);
 }
 
 bool tok__is_punct(uint32_t cp)
 {
-    if (cp < 0x80)
-        return (cp >= 33 && cp <= 47) || (cp >= 58 && cp <= 64) || (cp >= 91 && cp <= 96) ||
-               (cp >= 123 && cp <= 126);
-    int c = category(cp);
-    return c >= UTF8PROC_CATEGORY_PC && c <= UTF8PROC_CATEGORY_PO;
+    return tok__is(TOK_PUNCT, cp);
 }
 
 int tok__cp(const char *s, size_t n, uint32_t *cp)

@@ -1,9 +1,8 @@
 /* Decoders: a list of token strings becomes a list of byte strings, whose concatenation is the
  * text.
  *
- * The rows work on whole lists, as the library does. Streaming calls them with a list of one token;
- * what depends on the neighbours (the space that is stripped from the very front, bytes that make
- * up a character together) is then done by detok_push. */
+ * The rows work on whole lists, as the library does. Streaming calls them with short lists and says
+ * so by raw_bytes; a row tells by `neighbours` what it needs to see around a token. */
 #include <stdlib.h>
 #include <string.h>
 #include "base/utf8.h"
@@ -99,7 +98,7 @@ static int hex_digit(char c)
 }
 
 /* "<0x41>" -> 0x41, else -1 */
-static int byte_token(const char *p, size_t n)
+int tok__byte_token(const char *p, size_t n)
 {
     if (n != 6 || memcmp(p, "<0x", 3) != 0 || p[5] != '>') return -1;
     int hi = hex_digit(p[3]), lo = hex_digit(p[4]);
@@ -118,7 +117,7 @@ static void run_byte_fallback(const tok_stage *s, tok_strings *l)
         int b;
         size_t k = i;
         while (k < l->sp.n &&
-               (b = byte_token(l->bytes.data + l->sp.v[k].off, l->sp.v[k].len)) >= 0) {
+               (b = tok__byte_token(l->bytes.data + l->sp.v[k].off, l->sp.v[k].len)) >= 0) {
             buf_putc(&run, (char)b);
             k++;
         }
@@ -212,6 +211,125 @@ static void run_metaspace(const tok_stage *s, tok_strings *l)
     take(l, &out);
 }
 
+/* ---- WordPiece and CTC ------------------------------------------------------------------------
+ */
+
+/* Every `from` in *b becomes `to`; spare is its other half. */
+static void replace_all(buf *b, buf *spare, const char *from, const char *to)
+{
+    size_t m = strlen(from);
+    const char *p = b->data, *hit;
+    if (!m || !memmem(b->data, b->len, from, m)) return;
+    buf_clear(spare);
+    buf_puts(spare, "");
+    while ((hit = memmem(p, b->len - (size_t)(p - b->data), from, m))) {
+        buf_add(spare, p, (size_t)(hit - p));
+        buf_puts(spare, to);
+        p = hit + m;
+    }
+    buf_add(spare, p, b->len - (size_t)(p - b->data));
+    buf t = *b;
+    *b = *spare;
+    *spare = t;
+}
+
+/* Spaces before marks and inside English short forms go: the library's list, in its order. */
+static void tidy(buf *b, buf *spare)
+{
+    static const char *const rules[][2] = {
+        {" .", "."},   {" ?", "?"},     {" !", "!"},     {" ,", ","},
+        {" ' ", "'"},  {" n't", "n't"}, {" 'm", "'m"},   {" do not", " don't"},
+        {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"},
+    };
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++)
+        replace_all(b, spare, rules[i][0], rules[i][1]);
+}
+
+static int load_wordpiece(tok_stage *s, const json *j, const char *where, err *e)
+{
+    s->clean = true;
+    int rc = tok__load_text(&s->content, j, "prefix", "##", where, e);
+    if (rc >= 0) rc = json_get_bool(j, "cleanup", &s->clean, where, e);
+    return rc < 0 ? rc : 0;
+}
+
+static void run_wordpiece(const tok_stage *s, tok_strings *l)
+{
+    size_t m = strlen(s->content);
+    tok_strings out;
+    buf b = {0}, spare = {0};
+    begin(&out);
+    for (size_t i = 0; i < l->sp.n; i++) {
+        const char *p = l->bytes.data + l->sp.v[i].off;
+        size_t n = l->sp.v[i].len;
+        bool goes_on = n >= m && !memcmp(p, s->content, m);
+        buf_clear(&b);
+        buf_puts(&b, i && !goes_on ? " " : "");
+        buf_add(&b, i && goes_on ? p + m : p, i && goes_on ? n - m : n);
+        if (s->clean) tidy(&b, &spare);
+        push(&out, b.data, b.len);
+    }
+    buf_free(&b);
+    buf_free(&spare);
+    take(l, &out);
+}
+
+static int load_ctc(tok_stage *s, const json *j, const char *where, err *e)
+{
+    s->clean = true;
+    int rc = tok__load_text(&s->text, j, "pad_token", "<pad>", where, e);
+    if (rc >= 0) rc = tok__load_text(&s->content, j, "word_delimiter_token", "|", where, e);
+    if (rc >= 0) rc = json_get_bool(j, "cleanup", &s->clean, where, e);
+    return rc < 0 ? rc : 0;
+}
+
+/* Equal neighbours count once; padding goes; the delimiter is a space only under cleanup. */
+static void run_ctc(const tok_stage *s, tok_strings *l)
+{
+    tok_strings out;
+    buf b = {0}, spare = {0};
+    begin(&out);
+    for (size_t i = 0; i < l->sp.n; i++) {
+        tok_span v = l->sp.v[i], last = i ? l->sp.v[i - 1] : v;
+        const char *p = l->bytes.data + v.off;
+        if (i && v.len == last.len && !memcmp(p, l->bytes.data + last.off, v.len)) continue;
+        buf_clear(&b);
+        buf_puts(&b, "");
+        buf_add(&b, p, v.len);
+        replace_all(&b, &spare, s->text, "");
+        if (s->clean) tidy(&b, &spare);
+        if (s->clean) replace_all(&b, &spare, s->content, " ");
+        if (b.len) push(&out, b.data, b.len);
+    }
+    buf_free(&b);
+    buf_free(&spare);
+    take(l, &out);
+}
+
+/* ---- BPEDecoder: the mark of a word's end is a space, but not at the end of the text --------- */
+
+static int load_bpe(tok_stage *s, const json *j, const char *where, err *e)
+{
+    return tok__load_text(&s->content, j, "suffix", "</w>", where, e);
+}
+
+static void run_bpe(const tok_stage *s, tok_strings *l)
+{
+    tok_strings out;
+    buf b = {0}, spare = {0};
+    begin(&out);
+    for (size_t i = 0; i < l->sp.n; i++) {
+        buf_clear(&b);
+        buf_puts(&b, "");
+        buf_add(&b, l->bytes.data + l->sp.v[i].off, l->sp.v[i].len);
+        replace_all(&b, &spare, s->content, i + 1 < l->sp.n ? " " : "");
+        push(&out, b.data, b.len);
+    }
+    buf_free(&b);
+    buf_free(&spare);
+    take(l, &out);
+}
+
 static int load_sequence(tok_stage *s, const json *j, const char *where, err *e)
 {
     return tok__load_children(s, j, &tok__decoders, where, e);
@@ -230,6 +348,9 @@ static const tok_stage_kind kinds[] = {
     {.type = "Fuse", .decode = run_fuse},
     {.type = "Strip", .load = load_strip, .decode = run_strip},
     {.type = "Metaspace", .load = load_metaspace, .decode = run_metaspace},
+    {.type = "WordPiece", .load = load_wordpiece, .decode = run_wordpiece},
+    {.type = "CTC", .load = load_ctc, .decode = run_ctc, .neighbours = TOK_COMPARES},
+    {.type = "BPEDecoder", .load = load_bpe, .decode = run_bpe, .neighbours = TOK_LOOKS_AHEAD},
     {.type = "Sequence", .load = load_sequence, .decode = run_sequence},
 };
 const tok_family tok__decoders = {"decoder", "decoders", kinds, sizeof kinds / sizeof *kinds};

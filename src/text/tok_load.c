@@ -1,5 +1,7 @@
-/* From the texts of tokenizer.json and tokenizer_config.json to a tokenizer: the stages, the model,
- * the added tokens of both files, and the names of BOS and EOS.
+/* From the texts of tokenizer.json (or the bytes of a SentencePiece model) and
+ * tokenizer_config.json to a tokenizer: the stages, the model, the added tokens of both files, and
+ * the names of BOS and EOS. "truncation" and "padding" are ignored, as transformers overrides them
+ * in every call.
  *
  * As transformers does, tokens that only the config lists are added too, and the named special
  * tokens (bos, eos, pad, unk …) are special even where tokenizer.json does not say so. An added
@@ -8,7 +10,19 @@
 #include <string.h>
 #include "text/tok_internal.h"
 
-static const tok_model_kind *const models[] = {&tok__bpe_kind};
+const tok_model_kind *const tok__models[] = {&tok__bpe_kind, &tok__unigram_kind,
+                                             &tok__wordpiece_kind, &tok__wordlevel_kind};
+const size_t tok__n_models = sizeof tok__models / sizeof *tok__models;
+
+/* Old files name no type: the library takes the first model whose fields are all there. */
+static const char *guess_type(const json *j)
+{
+    if (json_get(j, "merges")) return "BPE";
+    if (json_get(j, "continuing_subword_prefix") && json_get(j, "max_input_chars_per_word"))
+        return "WordPiece";
+    if (cJSON_IsArray(json_get(j, "vocab"))) return "Unigram";
+    return json_get(j, "unk_token") ? "WordLevel" : "";
+}
 
 static int load_model(tok_model *m, const json *root, const char *where, err *e)
 {
@@ -18,14 +32,16 @@ static int load_model(tok_model *m, const json *root, const char *where, err *e)
         return err_set(e, ERR_MISSING, "%s: the object 'model' is missing", where);
     int rc = json_get_str(j, "type", &type, where, e);
     if (rc < 0) return rc;
-    if (!type) type = json_get(j, "merges") ? "BPE" : "";
-    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
-        if (strcmp(models[i]->type, type) != 0) continue;
-        m->kind = models[i];
+    if (!type) type = guess_type(j);
+    for (size_t i = 0; i < tok__n_models; i++) {
+        if (strcmp(tok__models[i]->type, type) != 0) continue;
+        m->kind = tok__models[i];
         return m->kind->load(m, j, where, e);
     }
     return err_set(e, ERR_UNSUPPORTED,
-                   "%s: model of type '%.40s' is not supported; supported is BPE", where, type);
+                   "%s: model of type '%.40s' is not supported; supported are BPE, Unigram, "
+                   "WordPiece, WordLevel",
+                   where, type);
 }
 
 /* ---- added tokens -----------------------------------------------------------------------------
@@ -109,6 +125,17 @@ static const char *token_name(const json *config, const char *key)
     return cJSON_IsString(v) ? v->valuestring : NULL;
 }
 
+int tok__added_special(tokenizer *t, const char *name, err *e)
+{
+    size_t n = strlen(name);
+    int rc = add_token(t, name, tok__vocab_find(&t->model.vocab, name, n), NULL, e);
+    int32_t at = rc < 0 ? -1 : tok__vocab_find(&t->added_names, name, n);
+    if (at < 0) return rc;
+    t->added[at].special = true;
+    t->added[at].normalized = false;
+    return 0;
+}
+
 static const char *const named_specials[] = {"bos_token", "eos_token", "unk_token", "sep_token",
                                              "pad_token", "cls_token", "mask_token"};
 
@@ -124,11 +151,8 @@ static int load_named_specials(tokenizer *t, const json *config, err *e)
         }
         int32_t id = tok__vocab_find(&t->model.vocab, s, strlen(s));
         if (id < 0) continue;
-        int rc = add_token(t, s, id, NULL, e);
+        int rc = tok__added_special(t, s, e);
         if (rc < 0) return rc;
-        at = tok__vocab_find(&t->added_names, s, strlen(s));
-        t->added[at].special = true;
-        t->added[at].normalized = false;
     }
     return 0;
 }
@@ -139,6 +163,49 @@ int tok__added_load(tokenizer *t, const json *root, const json *config, err *e)
     if (rc >= 0) rc = load_config_added(t, config, e);
     if (rc >= 0) rc = load_named_specials(t, config, e);
     return rc;
+}
+
+/* ---- SentencePiece models ----------------------------------------------------------------------
+ */
+
+/* Classes of transformers whose ids are not the piece numbers of their .model file. */
+static int check_class(const tokenizer *t, const char *class, err *e)
+{
+    static const char *const shifted[] = {"XLMRoberta", "XLMProphetNet", "Camembert", "MBart",
+                                          "Barthez",    "BartPho",       "XGLM",      "Nllb",
+                                          "M2M100",     "PLBart",        "Pegasus",   "Ernie"};
+    for (size_t i = 0; class && i < sizeof shifted / sizeof *shifted; i++)
+        if (!strncmp(class, shifted[i], strlen(shifted[i])))
+            return err_set(e, ERR_UNSUPPORTED,
+                           "%s: a %.60s gives other ids than its .model file; put the model's "
+                           "tokenizer.json beside it",
+                           t->where, class);
+    return 0;
+}
+
+/* Where the config is silent: BOS before texts of BPE models, EOS behind those of T5. */
+static int spm_config(tokenizer *t, const json *config, bool *add_bos, bool *add_eos, err *e)
+{
+    const char *class = token_name(config, "tokenizer_class");
+    bool legacy = true;
+    int rc = check_class(t, class, e);
+    if (rc >= 0) rc = json_get_bool(config, "legacy", &legacy, t->where, e);
+    if (rc < 0) return rc;
+    t->norm->individual = !legacy; /* a prefix only where the text begins */
+    *add_bos = class ? !strncmp(class, "Llama", 5) || !strncmp(class, "CodeLlama", 9) ||
+                           !strncmp(class, "Gemma", 5) || !strncmp(class, "Mistral", 7)
+                     : t->spm_bpe;
+    *add_eos = class && (!strncmp(class, "T5", 2) || !strncmp(class, "MT5", 3));
+    return 0;
+}
+
+/* JSON text begins with what JSON values begin with, a model with the key of its first piece. */
+static bool is_model_file(const char *s, size_t n)
+{
+    size_t i = 0;
+    while (i < n && memchr(" \t\r\n", s[i], 4))
+        i++;
+    return n > 2 && s[0] == '\n' && (i == n || !memchr("{[\"-0123456789tfn", s[i], 17));
 }
 
 /* ---- BOS and EOS ------------------------------------------------------------------------------
@@ -155,13 +222,17 @@ int tok__config_load(tokenizer *t, const json *config, err *e)
 {
     bool add_bos = false, add_eos = false;
     const char *bos = token_name(config, "bos_token"), *eos = token_name(config, "eos_token");
+    int rc = t->is_spm ? spm_config(t, config, &add_bos, &add_eos, e) : 0;
+    if (rc < 0) return rc;
+    if (t->is_spm && !bos && tokenizer_token_id(t, t->spm_bos) >= 0) bos = t->spm_bos;
+    if (t->is_spm && !eos && tokenizer_token_id(t, t->spm_eos) >= 0) eos = t->spm_eos;
     t->bos_text = xstrdup(bos ? bos : "");
     t->eos_text = xstrdup(eos ? eos : "");
     t->bos = bos ? tokenizer_token_id(t, bos) : -1;
     t->eos = eos ? tokenizer_token_id(t, eos) : -1;
     int has = json_get_bool(config, "add_bos_token", &add_bos, t->where, e);
     if (has < 0) return has;
-    int rc = json_get_bool(config, "add_eos_token", &add_eos, t->where, e);
+    rc = json_get_bool(config, "add_eos_token", &add_eos, t->where, e);
     if (rc < 0) return rc;
     const tok_stage *p = t->post;
     t->force_bos = add_bos && t->bos >= 0 && !(p && p->before.n);
@@ -201,10 +272,14 @@ int tokenizer_open(tokenizer **out, const char *text, size_t n, const char *conf
     t->bos = t->eos = -1;
     tok__bytelevel_init();
     int rc;
-    TRY(json_parse(&root, text, n, where, e));
     if (config_n) TRY(json_parse(&conf, config, config_n, "tokenizer_config.json", e));
-    TRY(load_model(&t->model, root, where, e));
-    TRY(load_stages(t, root, e));
+    if (is_model_file(text, n)) {
+        TRY(tok__spm_load(t, text, n, e));
+    } else {
+        TRY(json_parse(&root, text, n, where, e));
+        TRY(load_model(&t->model, root, where, e));
+        TRY(load_stages(t, root, e));
+    }
     TRY(tok__added_load(t, root, conf, e));
     TRY(tok__added_index(t, e));
     TRY(tok__config_load(t, conf, e));

@@ -3,8 +3,8 @@
  * The Hugging Face library matches with Oniguruma. Where the two differ on the patterns in use, the
  * pattern is rewritten before it is compiled: \s and \S become the White_Space set written out
  * (PCRE2 counts U+180E as space, Oniguruma does not), and \h, a hexadecimal digit there, is spelt
- * out. What stays different: characters assigned after Unicode 14, the version of PCRE2 10.42, are
- * in no class here (CJK extensions H and I, and some 9000 others of rare scripts). Subjects are
+ * out; ^ and $ hold at every line. Characters assigned after PCRE2's Unicode are the caller's
+ * business (tok__stand_in). Subjects are
  * valid UTF-8, so that matching skips PCRE2's own check. Back-tracking is bounded by MATCH_LIMIT: a
  * pattern that explodes ends with an error, not with a hang. */
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -20,7 +20,7 @@
 
 struct tok_regex {
     pcre2_code *code;
-    bool jit;
+    bool jit, literal;
 };
 
 struct tok_match {
@@ -78,6 +78,7 @@ static int compile(tok_regex **out, const char *p, size_t n, uint32_t extra, con
     }
     tok_regex *r = xcalloc(1, sizeof *r);
     r->code = c;
+    r->literal = extra & PCRE2_LITERAL;
     r->jit = pcre2_jit_compile(c, PCRE2_JIT_COMPLETE) == 0;
     *out = r;
     return 0;
@@ -89,7 +90,7 @@ int tok__regex_open(tok_regex **out, const char *pattern, size_t n, const char *
     *out = NULL;
     buf_puts(&b, "");
     translate(&b, pattern, n);
-    int rc = compile(out, b.data, b.len, PCRE2_UCP, where, e);
+    int rc = compile(out, b.data, b.len, PCRE2_UCP | PCRE2_MULTILINE, where, e);
     buf_free(&b);
     return rc;
 }
@@ -98,6 +99,11 @@ int tok__regex_literal(tok_regex **out, const char *text, size_t n, const char *
 {
     *out = NULL;
     return compile(out, text, n, PCRE2_LITERAL, where, e);
+}
+
+bool tok__regex_is_literal(const tok_regex *r)
+{
+    return r->literal;
 }
 
 void tok__regex_close(tok_regex *r)

@@ -90,11 +90,14 @@ static void take_spans(tok_work *w)
 
 static int split_words(const tok_stage *s, tok_work *w, matcher *find, err *e)
 {
+    const char *text = w->text.data;
+    bool classes = s->re && !tok__regex_is_literal(s->re);
+    if (classes && tok__stand_in(text, w->text.len, &w->other)) text = w->other.data;
     w->sp_other.n = 0;
     for (size_t i = 0; i < w->sp.n; i++) {
         tok_span v = w->sp.v[i];
         w->seg.n = 0;
-        int rc = find(s, w, w->text.data + v.off, v.len, e);
+        int rc = find(s, w, text + v.off, v.len, e);
         if (rc < 0) return rc;
         apply_behavior(s, w, v.off);
     }
@@ -254,6 +257,91 @@ static int load_delimiter(tok_stage *s, const json *j, const char *where, err *e
     return rc < 0 ? rc : tok__regex_literal(&s->re, s->text, strlen(s->text), where, e);
 }
 
+/* ---- BERT: white space goes, each punctuation mark is a word -----------------------------------
+ */
+
+static int load_bert(tok_stage *s, const json *j, const char *where, err *e)
+{
+    (void)j, (void)where, (void)e;
+    s->child = xcalloc(2, sizeof *s->child);
+    s->n_child = 2;
+    s->child[0].behavior = TOK_REMOVED;
+    s->child[1].behavior = TOK_ISOLATED;
+    return 0;
+}
+
+static int run_bert(const tok_stage *s, tok_work *w, err *e)
+{
+    int rc = split_words(&s->child[0], w, find_space, e);
+    return rc < 0 ? rc : split_words(&s->child[1], w, find_punct, e);
+}
+
+/* ---- UnicodeScripts ----------------------------------------------------------------------------
+ */
+
+/* A word begins where the script changes; a space belongs to any script, and as in the library the
+ * spaces in front of the first word are lost. */
+static int find_scripts(const tok_stage *s, tok_work *w, const char *p, size_t n, err *e)
+{
+    (void)s, (void)e;
+    int last = -1;
+    size_t at = 0;
+    for (size_t i = 0; i < n;) {
+        uint32_t cp;
+        size_t k = (size_t)tok__cp(p + i, n - i, &cp);
+        int script = tok__script(cp);
+        if (script >= 0 && script != last) {
+            if (last >= 0) seg_push(w, at, i, false);
+            at = i;
+            last = script;
+        }
+        i += k;
+    }
+    if (last >= 0) seg_push(w, at, n, false);
+    return 0;
+}
+
+static int run_scripts(const tok_stage *s, tok_work *w, err *e)
+{
+    return split_words(s, w, find_scripts, e);
+}
+
+/* ---- FixedLength ------------------------------------------------------------------------------
+ */
+
+static int load_fixed(tok_stage *s, const json *j, const char *where, err *e)
+{
+    int64_t n = 5;
+    int rc = json_get_i64(j, "length", &n, where, e);
+    if (rc < 0) return rc;
+    if (n < 1)
+        return err_set(e, ERR_FORMAT,
+                       "%s: pre-tokenizer FixedLength has length %lld; expected 1 or more", where,
+                       (long long)n);
+    s->length = (size_t)n;
+    return 0;
+}
+
+static int find_fixed(const tok_stage *s, tok_work *w, const char *p, size_t n, err *e)
+{
+    (void)e;
+    size_t at = 0, chars = 0;
+    for (size_t i = 0; i < n;) {
+        uint32_t cp;
+        i += (size_t)tok__cp(p + i, n - i, &cp);
+        if (++chars < s->length && i < n) continue;
+        seg_push(w, at, i, false);
+        at = i;
+        chars = 0;
+    }
+    return 0;
+}
+
+static int run_fixed(const tok_stage *s, tok_work *w, err *e)
+{
+    return split_words(s, w, find_fixed, e);
+}
+
 /* ---- ByteLevel ------------------------------------------------------------------------------ */
 
 static int load_bytelevel(tok_stage *s, const json *j, const char *where, err *e)
@@ -395,6 +483,9 @@ static const tok_stage_kind kinds[] = {
     {.type = "Punctuation", .load = load_behavior, .split = run_punct},
     {.type = "Whitespace", .load = load_whitespace_split, .split = run_whitespace},
     {.type = "WhitespaceSplit", .load = load_whitespace_split, .split = run_whitespace_split},
+    {.type = "BertPreTokenizer", .load = load_bert, .split = run_bert},
+    {.type = "UnicodeScripts", .split = run_scripts},
+    {.type = "FixedLength", .load = load_fixed, .split = run_fixed},
     {.type = "CharDelimiterSplit", .load = load_delimiter, .split = run_regex},
     {.type = "Sequence", .load = load_sequence, .split = run_sequence},
 };

@@ -42,6 +42,8 @@ static void drop_fields(tok_stage *s)
         drop_fields(&s->child[i]);
     free(s->child);
     tok__regex_close(s->re);
+    tok__charsmap_close(s->map);
+    tok__lexicon_drop(s->lexicon);
     free(s->text);
     free(s->content);
     ids_free(&s->before);

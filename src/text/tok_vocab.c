@@ -4,6 +4,7 @@
  * way back is open addressing with linear probing over 64-bit slots: the upper half of the hash,
  * then id + 1. The table is kept at most half full. Ids above TOK_MAX_ID, negative ids and an id
  * given to two different strings are refused. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
@@ -119,6 +120,25 @@ int tok__vocab_add(tok_vocab *v, const char *s, size_t n, int64_t id, const char
     buf_putc(&v->blob, 0);
     *slot = (h >> 32 << 32) | ((uint64_t)id + 1);
     return 0;
+}
+
+int tok__vocab_add_last(tok_vocab *v, const char *s, size_t n, int64_t id, const char *where,
+                        err *e)
+{
+    int32_t old = tok__vocab_find(v, s, n);
+    uint32_t off = old >= 0 ? v->off[old] : 0;
+    int rc = tok__vocab_add(v, s, n, id, where, e);
+    if (rc >= 0 && old >= 0) v->off[old] = off;
+    return rc;
+}
+
+void tok__byte_ids(const tok_vocab *v, int32_t id[256])
+{
+    for (int i = 0; i < 256; i++) {
+        char name[8];
+        snprintf(name, sizeof name, "<0x%02X>", i);
+        id[i] = tok__vocab_find(v, name, 6);
+    }
 }
 
 int tok__vocab_load(tok_vocab *out, const json *j, const char *model, const char *where, err *e)

@@ -4,8 +4,7 @@
 stages.jsonl     one small tokenizer a line, stages as in test_tokenizers.py, the model by name from models.json
 models.json      the two small vocabularies
 real.jsonl       texts for millet-7m and the two story tokenizers beside this file
-Skipped and decoded texts of tokens that are both special and normalized are left out: there the library prints
-the normalized form of the token, tare the token."""
+A row without ids is a text that the library refuses."""
 import json
 import os
 
@@ -16,20 +15,28 @@ import test_tokenizers as live
 OUT = os.path.join(live.ROOT, "tests/fixtures/text")
 
 
-def rows(ref, lines, decode=True):
+def rows(ref, lines):
     out = []
     for text in lines:
         if "\x00" in text:  # JSON escapes of NUL are refused by the reader
             continue
-        row = {"text": text, "ids": ref.encode(text, add_special_tokens=False).ids}
+        got, refused = live.library(lambda: ref.encode(text, add_special_tokens=False).ids)
+        if refused:
+            out.append({"text": text})
+            continue
+        row = {"text": text, "ids": got}
         special = ref.encode(text, add_special_tokens=True).ids
         if special != row["ids"]:
             row["special"] = special
-        if decode:
-            row["decoded"] = ref.decode(row["ids"], skip_special_tokens=False)
-            skipped = ref.decode(row["ids"], skip_special_tokens=True)
-            if skipped != row["decoded"]:
-                row["skipped"] = skipped
+        ref.encode_special_tokens = True
+        literal = ref.encode(text, add_special_tokens=False).ids
+        ref.encode_special_tokens = False
+        if literal != row["ids"]:
+            row["literal"] = literal
+        row["decoded"] = ref.decode(row["ids"], skip_special_tokens=False)
+        skipped = ref.decode(row["ids"], skip_special_tokens=True)
+        if skipped != row["decoded"]:
+            row["skipped"] = skipped
         out.append(row)
     return out
 
@@ -38,7 +45,7 @@ def main():
     names, models = {}, {}
     lines = live.texts()
     with open(os.path.join(OUT, "stages.jsonl"), "w") as f:
-        for i, (name, j) in enumerate(live.cases()):
+        for i, (name, j) in enumerate(list(live.cases()) + list(live.model_cases())):
             ref = Tokenizer.from_str(json.dumps(j))
             model = j.pop("model")
             key = json.dumps(model, sort_keys=True)
@@ -54,7 +61,7 @@ def main():
         for path in ("models/millet-7m/tokenizer.json", "tests/fixtures/text/stories260K.json",
                      "tests/fixtures/text/tinystories-656k.json"):
             ref = Tokenizer.from_file(os.path.join(live.ROOT, path))
-            f.write(json.dumps({"path": path, "rows": rows(ref, lines[:24] + lines[24::3], "656k" not in path)},
+            f.write(json.dumps({"path": path, "rows": rows(ref, lines[:24] + lines[24::3])},
                                ensure_ascii=False) + "\n")
 
 

@@ -1,6 +1,7 @@
 /* Driven by test_tokenizers.py: one JSON object a line in, one out.
  *   {"open": PATH, "config": PATH?}  -> {"error": TEXT or null}
- *   {"hex": BYTES, "special": BOOL}  -> {"ids", "decoded", "skipped", "streamed"} or {"error"}
+ *   {"hex": BYTES, "special": BOOL, "literal": BOOL?}
+ *                                    -> {"ids", "decoded", "skipped", "streamed"} or {"error"}
  *   {"ids": [...]}                   -> {"decoded", "skipped", "streamed"} */
 #include <stdio.h>
 #include <stdlib.h>
@@ -73,8 +74,9 @@ static void answer(tokenizer **t, const json *q, jw *w)
         rc = err_set(&e, ERR_BADSTATE, "no tokenizer is open");
     } else if (json_get(q, "hex")) {
         unhex(json_get(q, "hex")->valuestring, &text);
-        rc = tokenizer_encode(*t, text.data ? text.data : "", text.len,
-                              cJSON_IsTrue(json_get(q, "special")), &l, &e);
+        bool literal = cJSON_IsTrue(json_get(q, "literal"));
+        rc = (literal ? tokenizer_encode_literal : tokenizer_encode)(
+            *t, text.data ? text.data : "", text.len, cJSON_IsTrue(json_get(q, "special")), &l, &e);
     } else {
         for (const json *c = json_get(q, "ids")->child; c; c = c->next)
             ids_push(&l, (int32_t)c->valuedouble);
