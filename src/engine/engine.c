@@ -133,49 +133,56 @@ static int open_pool(engine *en, const kv_format *kv, uint64_t available, const 
                      err *e)
 {
     const kv_layer_shape *shapes;
-    kv_sizes sz;
     model_bytes mb;
     int n = model_kv_shapes(en->m, &shapes);
     int64_t pt = en->page_tokens;
-    kv_sizes_of(kv->type, shapes, n, en->page_tokens, &sz);
+    kv_sizes_of(kv->type, shapes, n, en->page_tokens, &en->kv);
     model_memory(en->m, &mb);
-    uint64_t fixed = mb.prepared + mb.other + mb.workspace + logits_bytes(en),
+    uint64_t fixed = mb.prepared + mb.other + mb.workspace + logits_bytes(en) +
+                     en->kv.state_bytes * (uint64_t)en->max_running,
              budget = (uint64_t)((double)available * en->o.mem_fraction);
-    int64_t want_tokens = en->o.max_total_tokens;
-    if (want_tokens <= 0)
-        want_tokens = en->max_running > INT64_MAX / en->max_len ? INT64_MAX / 2
-                                                                : en->max_running * en->max_len;
-    int64_t want = (want_tokens + pt - 1) / pt;
-    if (want > (1 << 26)) want = 1 << 26;
-    int64_t pages = plan_kv_pages(budget, fixed, sz.page_bytes, want);
-    if (pages * pt < 16 || pages < 1) return too_small(en, budget, fixed, sz.page_bytes, source, e);
-    if (pages * pt < en->max_len) {
+    kv_want want = {.context = en->max_len,
+                    .seqs = en->max_running,
+                    .chunk = en->chunk,
+                    .tokens = en->o.max_total_tokens};
+    int64_t pages[KV_GROUPS],
+        fit = kv_pages_fit(&en->kv, budget > fixed ? budget - fixed : 0, &want, pages) * pt;
+    if (fit < 16 || fixed >= budget)
+        return too_small(en, budget, fixed, en->kv.page_bytes, source, e);
+    if (fit < en->max_len) {
         if (en->o.max_model_len > 0)
             return err_set(e, ERR_NOMEM,
                            "--max-model-len %lld does not fit: the KV cache holds %lld tokens "
                            "within %.0f MB (%.2f of what is available by %s)",
-                           (long long)en->o.max_model_len, (long long)(pages * pt),
-                           (double)budget / 1e6, en->o.mem_fraction, source);
+                           (long long)en->o.max_model_len, (long long)fit, (double)budget / 1e6,
+                           en->o.mem_fraction, source);
         log_warn(
             "context is limited to %lld tokens: that is what the KV cache holds in %.0f MB (by %s)",
-            (long long)(pages * pt), (double)budget / 1e6, source);
-        en->max_len = pages * pt;
+            (long long)fit, (double)budget / 1e6, source);
+        en->max_len = fit;
     }
     kv_pool_opts po = {.type = kv->type,
                        .n_layers = n,
                        .layers = shapes,
                        .page_tokens = en->page_tokens,
-                       .n_pages = pages,
+                       .n_pages = {pages[KV_FULL], pages[KV_WINDOW]},
                        .k_scale = model_k_scales(en->m),
-                       .v_scale = model_v_scales(en->m)};
+                       .v_scale = model_v_scales(en->m),
+                       .n_states = en->max_running};
     int rc = kv_pool_open(&en->pool, en->dev, &po, e);
     if (rc < 0) return rc;
     if (kv->type == KV_FP8_E4M3 && !po.k_scale[0])
         log_info("KV cache fp8_e4m3 with scale 1.0: the checkpoint has no k_scale/v_scale; values "
                  "above 448 are clipped and counted");
-    en->info.kv_bytes_per_token = sz.token_bytes;
+    en->info.kv_bytes_per_token = en->kv.token_bytes;
     en->info.kv_pool_bytes = kv_pool_bytes(en->pool);
-    en->info.kv_tokens = pages * pt;
+    en->info.kv_tokens = fit;
+    if (en->kv.state_bytes && en->prefix_cache) {
+        log_info("%s: linear-attention layers keep one state of a sequence, which holds no earlier "
+                 "prefix: prompts share nothing, the prefix cache is off",
+                 en->o.model);
+        en->prefix_cache = false;
+    }
     return kv_radix_open(&en->radix, en->pool, e);
 }
 
@@ -195,11 +202,17 @@ static int open_buffers(engine *en, err *e)
     size_t T = (size_t)en->chunk;
     en->ids = zeroed(T, sizeof *en->ids);
     en->pos = zeroed(T, sizeof *en->pos);
-    en->slot = zeroed(T, sizeof *en->slot);
     en->logit_rows = zeroed(T, sizeof *en->logit_rows);
     en->lp = zeroed(T, sizeof *en->lp);
-    en->seqs = zeroed((size_t)en->max_running, sizeof *en->seqs);
+    for (int g = 0; g < KV_GROUPS; g++) {
+        en->slot[g] = zeroed(T, sizeof *en->slot[g]);
+        en->seqs[g] = zeroed((size_t)en->max_running, sizeof *en->seqs[g]);
+    }
     en->rope_len = zeroed((size_t)en->max_running, sizeof *en->rope_len);
+    en->state = zeroed((size_t)en->max_running, sizeof *en->state);
+    en->free_states = zeroed((size_t)en->max_running, sizeof *en->free_states);
+    for (int i = en->max_running; i > 0; i--)
+        en->free_states[en->n_free_states++] = i - 1;
     en->step = zeroed((size_t)en->max_running, sizeof *en->step);
     en->running = zeroed((size_t)en->max_running, sizeof *en->running);
     en->work = zeroed((size_t)en->vocab, sizeof *en->work);
@@ -272,6 +285,7 @@ static void describe(engine *en, const kv_format *kv, kern_act act)
     i->workspace_bytes = mb.workspace + logits_bytes(en);
     i->actual_bytes = i->weight_bytes + i->workspace_bytes;
     i->max_len = en->max_len;
+    i->prefix_cache = en->prefix_cache;
     i->max_running = en->max_running;
     i->vocab = en->vocab;
     i->threads = team_size(en->dev->team);
@@ -423,8 +437,10 @@ void engine_close(engine *en, double drain_seconds)
     ckpt_close(en->c);
     tokenizer_close(en->tok);
     chat_template_close(en->chat);
-    void *arrays[] = {en->rope_len, en->ids,  en->pos,     en->slot, en->logit_rows, en->lp,
-                      en->seqs,     en->step, en->running, en->work, en->order,      en->cancels};
+    void *arrays[] = {en->rope_len, en->state,         en->free_states,     en->ids,
+                      en->pos,      en->slot[KV_FULL], en->slot[KV_WINDOW], en->logit_rows,
+                      en->lp,       en->seqs[KV_FULL], en->seqs[KV_WINDOW], en->step,
+                      en->running,  en->work,          en->order,           en->cancels};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         free(arrays[i]);
     const char *texts[] = {en->o.model,          en->o.device,           en->o.cpu_features,

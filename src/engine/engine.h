@@ -173,6 +173,7 @@ typedef struct engine_info {
     int64_t kv_tokens, max_len, max_running, vocab;
     double load_seconds;
     int threads;
+    bool prefix_cache; /* off by option, or because the model's layers keep states */
     char cpu_features[128];
 } engine_info;
 void engine_get_info(const engine *en, engine_info *out);

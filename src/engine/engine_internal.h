@@ -12,12 +12,14 @@ typedef struct request {
     req_params p; /* arrays are this request's own copies */
     int32_t *ids; /* prompt, then what was generated */
     int64_t n_ids, cap_ids, n_prompt;
-    int64_t computed;    /* tokens whose K and V are in the cache */
-    int64_t prompt_seen; /* prompt rows whose logits have been reported */
-    int64_t rope_key;    /* rotary table of what is in the cache: model_rope_key */
-    int32_t *pages;
-    int n_pages, cap_pages;
-    int64_t cached; /* prompt tokens found in the prefix cache */
+    int64_t computed;          /* tokens whose K and V are in the cache */
+    int64_t prompt_seen;       /* prompt rows whose logits have been reported */
+    int64_t rope_key;          /* rotary table of what is in the cache: model_rope_key */
+    int32_t *pages[KV_GROUPS]; /* page tables (pages.c) */
+    int n_pages, cap_pages;    /* positions that have pages; room for positions */
+    int gone;                  /* window pages before this position were given back */
+    int32_t state;             /* slot of its linear-attention state while it runs */
+    int64_t cached;            /* prompt tokens found in the prefix cache */
     uint64_t seed;
     int32_t *counts; /* [vocab] occurrences in the output, when a penalty asks for it */
     uint8_t *seen;   /* [vocab] occurs in prompt or output (repetition penalty) */
@@ -47,6 +49,7 @@ struct engine {
     int n_eos;
     int64_t vocab, max_len, chunk, max_logit_rows;
     int max_running, page_tokens;
+    kv_sizes kv;
     bool prefix_cache;
 
     pthread_t thread;
@@ -67,13 +70,14 @@ struct engine {
     request **running;
     int n_running;
     float *logits;
-    int32_t *ids, *pos, *slot, *logit_rows;
-    kern_seq *seqs;
-    int32_t *rope_len; /* [max_running] */
-    float *work;       /* [vocab] sampler scratch */
-    int32_t *order;    /* [vocab] */
-    token_logprob *lp; /* [chunk] */
-    request **step;    /* requests of this step */
+    int32_t *ids, *pos, *slot[KV_GROUPS], *logit_rows;
+    kern_seq *seqs[KV_GROUPS];
+    int32_t *rope_len, *state;           /* [max_running] of the step */
+    int32_t *free_states, n_free_states; /* state slots that no running request has */
+    float *work;                         /* [vocab] sampler scratch */
+    int32_t *order;                      /* [vocab] */
+    token_logprob *lp;                   /* [chunk] */
+    request **step;                      /* requests of this step */
     int n_step;
 };
 
@@ -92,6 +96,19 @@ bool engine__take_token(engine *en, request *r, int32_t token, const token_logpr
 void engine__finish(engine *en, request *r, finish_reason why, int32_t stop_id,
                     const char *stop_text, const err *e);
 bool engine__is_eos(const engine *en, int32_t id);
+/* pages.c */
+void engine__pages_release(engine *en, request *r);
+/* Gives the prefix cache what is computed, if it may be shared. */
+void engine__pages_share(engine *en, const request *r);
+/* Pages of the longest cached prefix; sets computed. */
+void engine__pages_match(engine *en, request *r);
+/* Gives back the window pages that what comes next does not see. */
+void engine__pages_pass(engine *en, request *r);
+/* Pages for the first `tokens` tokens; 0, or how many were lacking after eviction (none taken). */
+int64_t engine__pages_take(engine *en, request *r, int64_t tokens);
+/* Is there room for one more beside the running ones: what these have yet to take for the tokens
+ * that they have, and a page to grow into for each? */
+bool engine__pages_room(const engine *en, const request *newcomer);
 /* sched.c */
 void *engine__loop(void *arg);
 #endif

@@ -34,7 +34,8 @@ request *engine__request_make(engine *en, const req_params *p)
     for (int i = 0; i < p->n_stops; i++)
         r->p.stops[i] = xstrdup(p->stops[i]);
     r->cap_pages = (int)((r->cap_ids + en->page_tokens - 1) / en->page_tokens) + 1;
-    r->pages = xmalloc(sizeof *r->pages * (size_t)r->cap_pages);
+    for (int g = 0; g < KV_GROUPS; g++)
+        r->pages[g] = xmalloc(sizeof(int32_t) * (size_t)r->cap_pages);
     if (p->sample.frequency_penalty != 0 || p->sample.presence_penalty != 0)
         r->counts = xcalloc((size_t)en->vocab, sizeof *r->counts);
     if (p->sample.repetition_penalty != 1) {
@@ -59,7 +60,8 @@ void engine__request_free(request *r)
     for (int i = 0; i < r->p.n_stops; i++)
         free((void *)(uintptr_t)r->p.stops[i]);
     free(r->ids);
-    free(r->pages);
+    for (int g = 0; g < KV_GROUPS; g++)
+        free(r->pages[g]);
     free(r->counts);
     free(r->seen);
     if (r->d.t) detok_free(&r->d);

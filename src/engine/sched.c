@@ -19,13 +19,6 @@ static bool wants_all_rows(const request *r)
 /* ---- queues -------------------------------------------------------------------------------------
  */
 
-static void release_pages(engine *en, request *r)
-{
-    for (int i = 0; i < r->n_pages; i++)
-        kv_pool_unref(en->pool, r->pages[i]);
-    r->n_pages = 0;
-}
-
 /* Waiting and running change together: submit reckons the room in the queue from both. */
 static void queued(engine *en, int64_t by, int64_t running)
 {
@@ -56,23 +49,17 @@ static request *pop_front(engine *en, bool to_run)
 
 static void remove_running(engine *en, int i)
 {
+    en->free_states[en->n_free_states++] = en->running[i]->state;
     memmove(en->running + i, en->running + i + 1,
             sizeof *en->running * (size_t)(en->n_running - i - 1));
     en->n_running--;
 }
 
-/* Sequences whose rotary table depends on their length share nothing: other lengths, other keys. */
-static bool shareable(const engine *en, const request *r)
-{
-    return en->prefix_cache && r->computed > 0 && !r->rope_key;
-}
-
 /* Frees a finished request; its whole pages stay in the prefix cache. */
 static void retire(engine *en, request *r)
 {
-    if (shareable(en, r))
-        kv_radix_insert(en->radix, r->p.cache_salt, r->ids, r->computed, r->pages);
-    release_pages(en, r);
+    engine__pages_share(en, r);
+    engine__pages_release(en, r);
     for (int i = 0; i < en->n_running; i++)
         if (en->running[i] == r) remove_running(en, i);
     engine__request_free(r);
@@ -109,42 +96,24 @@ static void cancel_running(engine *en)
 /* ---- admission ----------------------------------------------------------------------------------
  */
 
-static int64_t pages_for(const engine *en, int64_t tokens)
-{
-    return (tokens + en->page_tokens - 1) / en->page_tokens;
-}
-
 static void match_prefix(engine *en, request *r)
 {
     r->rope_key = model_rope_key(en->m, r->n_ids);
     if (!en->prefix_cache || wants_all_rows(r) || r->rope_key) return;
-    /* The last token is always computed: its logits are needed. */
-    r->computed =
-        kv_radix_match(en->radix, r->p.cache_salt, r->ids, r->n_ids, r->n_ids - 1, r->pages);
-    r->n_pages = (int)(r->computed / en->page_tokens);
+    engine__pages_match(en, r);
     if (!r->started) r->cached = r->computed < r->n_prompt ? r->computed : r->n_prompt;
-}
-
-static int64_t promised(const engine *en)
-{
-    int64_t n = en->n_running;
-    for (int i = 0; i < en->n_running; i++)
-        n += pages_for(en, en->running[i]->n_ids) - en->running[i]->n_pages;
-    return n;
 }
 
 static void admit(engine *en)
 {
     while (en->waiting && en->n_running < en->max_running) {
         request *r = en->waiting;
-        /* What the running ones have yet to take for what they hold, and a page to grow into for
-         * each: no newcomer shall start only to be preempted at once. Alone, a request always
-         * starts: submit saw to it that it fits. */
-        int64_t need = pages_for(en, r->n_ids + 1) + promised(en),
-                can = kv_pool_free_pages(en->pool) + kv_pool_cached_pages(en->pool);
-        if (en->n_running && need > can) return;
+        /* No newcomer shall start only to be preempted at once. Alone, a request always starts:
+         * submit saw to it that it fits. */
+        if (en->n_running && !engine__pages_room(en, r)) return;
         pop_front(en, true);
         match_prefix(en, r);
+        r->state = en->free_states[--en->n_free_states];
         en->running[en->n_running++] = r;
         if (r->started) continue; /* back after a preemption: counted already */
         r->started = true;
@@ -162,9 +131,8 @@ static void admit(engine *en)
 
 static void preempt(engine *en, request *r)
 {
-    if (shareable(en, r))
-        kv_radix_insert(en->radix, r->p.cache_salt, r->ids, r->computed, r->pages);
-    release_pages(en, r);
+    engine__pages_share(en, r);
+    engine__pages_release(en, r);
     r->computed = 0;
     for (int i = 0; i < en->n_running; i++)
         if (en->running[i] == r) remove_running(en, i);
@@ -179,15 +147,7 @@ static void preempt(engine *en, request *r)
 /* Pages for the first `tokens` tokens of r. False: r itself had to give way. */
 static bool ensure_pages(engine *en, request *r, int64_t tokens)
 {
-    int64_t need = pages_for(en, tokens) - r->n_pages;
-    while (need > 0) {
-        int64_t lack = need - kv_pool_free_pages(en->pool);
-        if (lack <= 0) {
-            kv_pool_alloc(en->pool, r->pages + r->n_pages, (int)need, NULL);
-            r->n_pages += (int)need;
-            return true;
-        }
-        if (kv_radix_evict(en->radix, lack) > 0) continue;
+    while (engine__pages_take(en, r, tokens) > 0) {
         request *young = en->running[en->n_running - 1];
         preempt(en, young);
         if (young == r) return false;
@@ -224,7 +184,7 @@ static void renew_rope(engine *en, request *r)
 {
     int64_t key = model_rope_key(en->m, r->n_ids);
     if (key == r->rope_key) return;
-    release_pages(en, r);
+    engine__pages_release(en, r);
     r->computed = 0;
     r->rope_key = key;
 }
@@ -253,8 +213,9 @@ static void fill(engine *en, batch *b)
 {
     *b = (batch){.ids = en->ids,
                  .pos = en->pos,
-                 .slot = {en->slot, en->slot},
-                 .seqs = {en->seqs, en->seqs},
+                 .slot = {en->slot[KV_FULL], en->slot[KV_WINDOW]},
+                 .seqs = {en->seqs[KV_FULL], en->seqs[KV_WINDOW]},
+                 .state = en->kv.state_bytes ? en->state : NULL,
                  .rope_len = en->rope_len,
                  .logit_rows = en->logit_rows};
     for (int s = 0; s < en->n_step; s++) {
@@ -265,13 +226,18 @@ static void fill(engine *en, batch *b)
             int64_t at = r->computed + i;
             en->ids[b->T] = r->ids[at];
             en->pos[b->T] = (int32_t)at;
-            en->slot[b->T] =
-                r->pages[at / en->page_tokens] * en->page_tokens + (int32_t)(at % en->page_tokens);
+            for (int g = 0; g < KV_GROUPS; g++)
+                if (kv_pool_total(en->pool, g))
+                    en->slot[g][b->T] = r->pages[g][at / en->page_tokens] * en->page_tokens +
+                                        (int32_t)(at % en->page_tokens);
             if (r->n_rows - i <= r->n_logits) en->logit_rows[b->n_logits++] = (int32_t)b->T;
             b->T++;
         }
         en->rope_len[s] = (int32_t)r->n_ids;
-        en->seqs[s] = (kern_seq){r->row0, r->n_rows, (int32_t)(r->computed + r->n_rows), r->pages};
+        en->state[s] = r->state;
+        for (int g = 0; g < KV_GROUPS; g++)
+            en->seqs[g][s] =
+                (kern_seq){r->row0, r->n_rows, (int32_t)(r->computed + r->n_rows), r->pages[g]};
     }
     b->n_seqs = en->n_step;
 }
@@ -309,10 +275,11 @@ static bool deliver(engine *en, request *r)
     const float *logits = en->logits + r->logit0 * V;
     engine__emit_prompt(en, r, logits);
     r->computed += r->n_rows;
+    engine__pages_pass(en, r);
     if (r->computed < r->n_ids) return false;
-    if (!r->inserted && shareable(en, r)) {
+    if (!r->inserted) {
         /* The prompt is complete: others may share it while this one still runs. */
-        kv_radix_insert(en->radix, r->p.cache_salt, r->ids, r->computed, r->pages);
+        engine__pages_share(en, r);
         r->inserted = true;
     }
     if (r->p.max_tokens == 0) {
@@ -349,10 +316,13 @@ static void publish(engine *en, double busy)
     s->steps++;
     s->busy_seconds += busy;
     s->running = en->n_running;
-    s->kv_pages_total = kv_pool_total(en->pool);
-    /* Pages that only the prefix cache holds can be had at once: they do not count as used. */
-    s->kv_pages_used =
-        s->kv_pages_total - kv_pool_free_pages(en->pool) - kv_pool_cached_pages(en->pool);
+    s->kv_pages_total = s->kv_pages_used = 0;
+    for (int g = 0; g < KV_GROUPS; g++) {
+        int64_t n = kv_pool_total(en->pool, g);
+        s->kv_pages_total += n;
+        /* Pages that only the prefix cache holds can be had at once: they do not count as used. */
+        s->kv_pages_used += n - kv_pool_free_pages(en->pool, g) - kv_pool_cached_pages(en->pool, g);
+    }
     pthread_mutex_unlock(&en->lock);
 }
 

@@ -1,4 +1,4 @@
-/* KV formats (registry) and exact sizes. The bytes themselves are laid out by kern (kern.h). */
+/* KV formats (registry). The bytes themselves are laid out by kern (kern.h). */
 #include "kv/kv.h"
 #include <string.h>
 
@@ -40,18 +40,4 @@ int kv_format_parse(const char *text, const kv_format **out, err *e)
         err_set(e, ERR_USAGE, "--kv-cache-dtype: '%.40s' is not one of auto%s", text, names.data);
     buf_free(&names);
     return rc;
-}
-
-void kv_sizes_of(kern_kv_type t, const kv_layer_shape *layers, int n_layers, int page_tokens,
-                 kv_sizes *out)
-{
-    *out = (kv_sizes){0};
-    for (int i = 0; i < n_layers; i++) {
-        uint64_t heads = 2 * (uint64_t)layers[i].Hk;
-        out->code_bytes += heads * kern_kv_code_bytes(t, layers[i].D);
-        out->scale_bytes += heads * kern_kv_scale_bytes(t, layers[i].D);
-        out->page_bytes +=
-            kern_kv_page_bytes(t, layers[i].Hk, layers[i].D, layers[i].v_in_k, page_tokens);
-    }
-    out->token_bytes = out->code_bytes + out->scale_bytes;
 }

@@ -224,11 +224,10 @@ static void count_kv(const plan_in *in, const arch_model *a, plan_out *out)
     arch_kv_shapes(a, shapes);
     kv_sizes_of(in->kv, shapes, a->n_layers, in->page_tokens, &all);
     mem_free(shapes);
-    uint64_t pt = (uint64_t)in->page_tokens;
     out->kv_token = all.token_bytes;
     out->kv_scales_token = all.scale_bytes;
-    out->kv_total =
-        all.page_bytes * (((uint64_t)in->context + pt - 1) / pt) * (uint64_t)in->concurrency;
+    out->kv_states = all.state_bytes * (uint64_t)in->concurrency;
+    out->kv_total = kv_bytes_for(&all, in->context, in->concurrency, in->chunk_tokens);
 }
 
 int plan_compute(const plan_in *in, plan_out *out, err *e)
@@ -257,11 +256,4 @@ int plan_compute(const plan_in *in, plan_out *out, err *e)
 out:
     arch_close(a);
     return rc;
-}
-
-int64_t plan_kv_pages(uint64_t budget, uint64_t fixed, uint64_t page_bytes, int64_t want_pages)
-{
-    if (fixed >= budget || !page_bytes) return 0;
-    uint64_t fit = (budget - fixed) / page_bytes;
-    return fit < (uint64_t)want_pages ? (int64_t)fit : want_pages;
 }

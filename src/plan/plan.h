@@ -18,9 +18,11 @@ typedef struct plan_in {
     int page_tokens;
 } plan_in;
 typedef struct plan_out {
-    qbytes weights;            /* bytes on disk by kind */
-    uint64_t resident_weights; /* prepared for this machine + embeddings, norms */
-    uint64_t kv_token, kv_scales_token, kv_total;
+    qbytes weights;                     /* bytes on disk by kind */
+    uint64_t resident_weights;          /* prepared for this machine + embeddings, norms */
+    uint64_t kv_token, kv_scales_token; /* a token in all layers; of it scales */
+    uint64_t kv_total;  /* pages of context x concurrency, window layers as far as they keep them */
+    uint64_t kv_states; /* of it states of linear-attention layers */
     uint64_t workspace;
     uint64_t total;
     char refused[256]; /* why the scheme cannot be used for this model; "" = can */
@@ -29,6 +31,4 @@ typedef struct plan_out {
 #define PLAN_LOGIT_BYTES ((int64_t)64 << 20)
 int64_t plan_logit_rows(int64_t vocab, int64_t chunk_tokens, int64_t concurrency);
 int plan_compute(const plan_in *in, plan_out *out, err *e);
-/* KV pages so that weights + kv + workspace stay inside the budget; 0 = does not fit. */
-int64_t plan_kv_pages(uint64_t budget, uint64_t fixed, uint64_t page_bytes, int64_t want_pages);
 #endif

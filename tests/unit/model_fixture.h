@@ -51,7 +51,7 @@ static inline int fixture_open(fixture *f, const fixture_opts *o, err *e)
                        .n_layers = n,
                        .layers = shapes,
                        .page_tokens = f->page_tokens,
-                       .n_pages = f->n_pages,
+                       .n_pages = {f->n_pages, f->n_pages},
                        .n_states = 1,
                        .k_scale = model_k_scales(f->m),
                        .v_scale = model_v_scales(f->m)};
