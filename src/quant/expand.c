@@ -8,6 +8,12 @@
 
 static void decode_row(const qtensor *t, int64_t row, const quant_arith *a, float *out)
 {
+    if (a->once) {
+        qtensor_decode_row(t, row, out);
+        for (int64_t k = 0; k < t->K; k++)
+            out[k] = num_round(a->type, out[k]);
+        return;
+    }
     if (!a->scale_first) {
         qtensor_decode_row_as(t, row, a->type, out);
         return;

@@ -37,6 +37,7 @@ const quant_part quant__bnb_parts[] = {
 typedef struct state { /* the JSON of one weight */
     num_dtype code;
     int64_t block, N, K;
+    num_dtype dtype; /* of the dequantized weight */
     bool nested;
     int64_t nested_block;
     double offset;
@@ -64,7 +65,7 @@ static bool power_of_two(int64_t v, int64_t lo, int64_t hi)
 static int state_fields(const json *o, const char *where, state *s, err *e)
 {
     int rc = 0;
-    const char *type = "", *nested_type = "float32";
+    const char *type = "", *nested_type = "float32", *dtype = "bfloat16";
     const json *shape = json_get(o, "shape"), *n = shape ? shape->child : NULL;
     TRY(json_get_str(o, "quant_type", &type, where, e));
     TRY(json_get_i64(o, "blocksize", &s->block, where, e));
@@ -72,7 +73,9 @@ static int state_fields(const json *o, const char *where, state *s, err *e)
     s->nested = rc == 1;
     TRY(json_get_f64(o, "nested_offset", &s->offset, where, e));
     TRY(json_get_str(o, "nested_dtype", &nested_type, where, e));
+    TRY(json_get_str(o, "dtype", &dtype, where, e));
     rc = 0;
+    s->dtype = num_by_name(dtype, strlen(dtype));
     if (strcmp(type, s->code == NUM_NF4 ? "nf4" : "fp4"))
         rc = err_set(e, ERR_FORMAT, "%s: quant_type is '%s', which the tensor's name contradicts",
                      where, type);
@@ -83,6 +86,9 @@ static int state_fields(const json *o, const char *where, state *s, err *e)
              !cJSON_IsNumber(n->next) || n->valuedouble < 1 || n->next->valuedouble < 1 ||
              n->valuedouble > 0x1p31 || n->next->valuedouble > 0x1p31)
         rc = err_set(e, ERR_SHAPE, "%s: 'shape' must be two positive numbers", where);
+    else if (s->dtype != NUM_BF16 && s->dtype != NUM_F16 && s->dtype != NUM_F32)
+        rc = err_set(e, ERR_UNSUPPORTED, "%s: dtype '%s'; expected bfloat16, float16 or float32",
+                     where, dtype);
     else if (s->nested && !power_of_two(s->nested_block, 32, 4096))
         rc = err_set(e, ERR_VALUE,
                      "%s: nested_blocksize is %lld; expected a power of two from 32 to 4096", where,
@@ -191,7 +197,11 @@ static int check_module(quant_ckpt *q, const ckpt_tensor *t, const char *module,
                        t->path, t->name, kind, g->format);
     state s = {0};
     int rc = strcmp(kind, "int8") ? read_state(q, module, &s, e) : 0;
-    if (rc >= 0 && s.block && !g->hits++) g->spec.w.group = (int32_t)s.block;
+    if (rc >= 0 && s.block && !g->hits++) {
+        g->spec.w.group = (int32_t)s.block;
+        q->own = arena_alloc(q->mem, sizeof(num_dtype));
+        *(num_dtype *)q->own = s.dtype;
+    }
     return rc < 0 ? rc : 0;
 }
 
@@ -389,6 +399,15 @@ int quant__bnb_load(const quant_ckpt *q, const char *module, qtensor *out, err *
     TRY(load_scales(q, module, &s, out, e));
 out:
     return rc;
+}
+
+/* The type that the states name; int8 is expanded in fp32. */
+void quant__bnb_arith(const quant_ckpt *q, const qtensor *t, quant_arith *out)
+{
+    const num_dtype *dtype = q->own;
+    if (t->code == NUM_I8 || !dtype) return;
+    out->type = *dtype;
+    out->once = true;
 }
 
 int quant__bnb_describe(const quant_ckpt *q, const char *module, quant_module *out, err *e)

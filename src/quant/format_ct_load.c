@@ -329,6 +329,13 @@ out:
     return rc;
 }
 
+/* Its nvfp4 is expanded in bf16; the rest in the type in which the model is loaded. */
+void quant__ct_arith(const quant_ckpt *q, const qtensor *t, quant_arith *out)
+{
+    (void)q;
+    if (t->spec.w.scale == QS_NVFP4) *out = (quant_arith){.type = NUM_BF16, .once = true};
+}
+
 int quant__ct_load(const quant_ckpt *q, const char *module, qtensor *out, err *e)
 {
     int rc = 0;

@@ -62,6 +62,7 @@ typedef struct quant_part {
 typedef struct quant_arith { /* how a tool dequantizes: every step rounded to `type` */
     num_dtype type;          /* NUM_F32 unless the dialect says otherwise */
     bool scale_first;        /* the stored scale is rounded to it as well */
+    bool once;               /* only the fp32 product is */
 } quant_arith;
 
 typedef struct quant_module { /* what headers alone say of a quantized module */

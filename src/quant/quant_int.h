@@ -25,6 +25,7 @@ int quant__autoround_describe(const quant_ckpt *q, const char *module, quant_mod
 
 extern const quant_part quant__ct_parts[];
 int quant__ct_detect(quant_ckpt *q, err *e);
+void quant__ct_arith(const quant_ckpt *q, const qtensor *t, quant_arith *out);
 bool quant__ct_has(const quant_ckpt *q, const char *module);
 int quant__ct_load(const quant_ckpt *q, const char *module, qtensor *out, err *e);
 int quant__ct_store(ckpt_writer *w, const char *module, const qtensor *t, num_dtype model_dtype,
@@ -38,6 +39,7 @@ int quant__bnb_detect(quant_ckpt *q, err *e);
 bool quant__bnb_has(const quant_ckpt *q, const char *module);
 int quant__bnb_load(const quant_ckpt *q, const char *module, qtensor *out, err *e);
 int quant__bnb_describe(const quant_ckpt *q, const char *module, quant_module *out, err *e);
+void quant__bnb_arith(const quant_ckpt *q, const qtensor *t, quant_arith *out);
 int quant__bnb_store(ckpt_writer *w, const char *module, const qtensor *t, num_dtype model_dtype,
                      err *e);
 int quant__bnb_emit_config(jw *j, const qspec *s, char *const *ignore, int n_ignore, err *e);
