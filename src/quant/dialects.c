@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "quant/packed.h"
+#include "quant/scaled.h"
 
 static const quant_dialect dialect_ct = {
     .name = "compressed-tensors",
@@ -83,9 +84,10 @@ static const quant_dialect dialect_plain = {
     .detect = quant__plain_detect,
     .load = quant__plain_load,
 };
-const quant_dialect *const quant_dialects[] = {&dialect_ct,   &dialect_bnb, &dialect_mxfp4,
-                                               &dialect_gptq, &dialect_awq, &dialect_autoround,
-                                               &dialect_plain};
+const quant_dialect *const quant_dialects[] = {
+    &dialect_ct,      &dialect_gptq, &dialect_awq,       &dialect_autoround,     &dialect_bnb,
+    &dialect_mxfp4,   &quant__fp8,   &quant__fbgemm_fp8, &quant__w8a8_fp8,       &quant__mxfp8,
+    &quant__modelopt, &quant__quark, &quant__w8a8_int8,  &quant__blockwise_int8, &dialect_plain};
 const int quant_n_dialects = sizeof quant_dialects / sizeof *quant_dialects;
 
 int quant__warn(quant_ckpt *q, const char *fmt, ...)
@@ -155,8 +157,9 @@ static int method_of(const quant_ckpt *q, char out[64], err *e)
     if (!o) return 0;
     int rc = json_get_str(o, "quant_method", &m, q->where, e);
     if (rc < 0) return rc;
-    if (!m && json_get(o, "config_groups")) m = "compressed-tensors";
+    /* ModelOpt writes config_groups as well; compressed-tensors never writes quant_algo. */
     if (!m && (json_get(o, "quant_algo") || json_get(o, "quantization"))) m = "modelopt";
+    if (!m && json_get(o, "config_groups")) m = "compressed-tensors";
     /* The files of their own that GPTQ and AWQ tools write name no method. */
     if (!m && q->side && (json_get(o, "zero_point") || json_get(o, "w_bit"))) m = "awq";
     if (!m && q->side && json_get(o, "bits")) m = "gptq";
