@@ -295,8 +295,9 @@ static int run_normalizer(const tok_stage *s, tok_work *w, err *e)
         if (n_to != 1 || *to != ' ') break;
         i += k;
     }
+    prefix = prefix && i < n; /* none to nothing but spaces */
     buf_clear(&w->other);
-    buf_puts(&w->other, i < n && prefix && !s->right ? space : "");
+    buf_puts(&w->other, prefix && !s->right ? space : "");
     while (i < n) {
         i += normal_prefix(s, p + i, n - i, &to, &n_to);
         for (; after_space && n_to && *to == ' '; n_to--)
@@ -309,7 +310,7 @@ static int run_normalizer(const tok_stage *s, tok_work *w, err *e)
         if (n_to) after_space = s->clean && to[n_to - 1] == ' ';
     }
     if (s->clean) trim_end(&w->other, space);
-    if (n && prefix && s->right) buf_puts(&w->other, space);
+    if (prefix && s->right) buf_puts(&w->other, space);
     buf b = w->text;
     w->text = w->other;
     w->other = b;
