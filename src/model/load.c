@@ -309,6 +309,9 @@ static int make_absorbed(model *m, const arch_linear *l, model_layer *out, err *
     loaded s = {0};
     float *row = xmalloc(sizeof *row * (size_t)R);
     int rc = load_parts(m, l, &s, e);
+    if (rc >= 0 && m->has_online)
+        rc = quantize_now(m, l->shard[0].module, &s.t[0],
+                          m->online.w.scale == QS_NVFP4 ? amax_of(&s.t[0]) : 0, e);
     if (rc < 0) goto out;
     const qtensor *t = &s.t[0];
     bool plain = !t->scales && (t->code == NUM_BF16 || t->code == NUM_F16);
