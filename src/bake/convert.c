@@ -54,18 +54,6 @@ static int check_options(work *k, err *e)
     return 0;
 }
 
-/* A scale of the KV cache, under any of its names. */
-static bool is_kv_scale(work *k, const char *name)
-{
-    static const char *const kv[] = {"k_scale",      "v_scale",      "q_scale",     "kv_scale",
-                                     "k_zero_point", "v_zero_point", "q_zero_point"};
-    const char *dot = strrchr(name, '.');
-    if (!dot || !strcmp(k->q->dialect->name, "plain")) return false;
-    for (size_t i = 0; i < sizeof kv / sizeof *kv; i++)
-        if (!strcmp(dot + 1, kv[i])) return true;
-    return false;
-}
-
 static int begin(work *k, const char *name, uint64_t **hash, err *e)
 {
     (void)e;
@@ -190,7 +178,7 @@ static int write_tensor(work *k, const ckpt_tensor *t, err *e)
         ckpt_dontneed(k->c, t);
         return rc;
     }
-    if (is_kv_scale(k, t->name)) {
+    if (strcmp(k->q->dialect->name, "plain") && quant_is_kv_scale(t->name)) {
         k->dropped_kv++;
         return 0;
     }

@@ -33,6 +33,7 @@ void opts_engine(const opts *o, const opt_val *v, const char *model, engine_opts
         .activation_dtype = text_or_null(&v[OPT_activation_dtype]),
         .quantization = text_or_null(&v[OPT_quantization]),
         .gptq_zeros = text_or_null(&v[OPT_gptq_zeros]),
+        .kv_scales = text_or_null(&v[OPT_quantization_param_path]),
         .dequantize = v[OPT_dequantize].given,
         .max_model_len = v[OPT_max_model_len].i,
         .max_running = v[OPT_max_running].i,

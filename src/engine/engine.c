@@ -337,7 +337,9 @@ static int load(engine *en, err *e)
     TRY(kern_act_parse(en->o.activation_dtype ? en->o.activation_dtype : "auto", &act, e));
     TRY(cpu_parse(en->o.cpu_features ? en->o.cpu_features : "auto", &ko.cpu_features, e));
     TRY(ckpt_open(&en->c, en->o.model, e));
-    quant_opts qo = {.gptq_zeros = en->o.gptq_zeros, .dequantize = en->o.dequantize};
+    quant_opts qo = {.gptq_zeros = en->o.gptq_zeros,
+                     .dequantize = en->o.dequantize,
+                     .kv_scales = en->o.kv_scales};
     TRY(quant_open_as(&en->q, en->c, &qo, e));
     TRY(dialect_assertion(en, e));
     TRY(resolve_kv(en, act, &kv, e));
@@ -390,7 +392,7 @@ int engine_open(engine **out, const engine_opts *o, err *e)
     en->o = *o;
     const char **texts[] = {&en->o.model,          &en->o.device,           &en->o.cpu_features,
                             &en->o.kv_cache_dtype, &en->o.activation_dtype, &en->o.quantization,
-                            &en->o.chat_template,  &en->o.gptq_zeros};
+                            &en->o.chat_template,  &en->o.gptq_zeros,       &en->o.kv_scales};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         *texts[i] = keep(*texts[i]);
     pthread_mutex_init(&en->lock, NULL);
@@ -445,7 +447,7 @@ void engine_close(engine *en, double drain_seconds)
         free(arrays[i]);
     const char *texts[] = {en->o.model,          en->o.device,           en->o.cpu_features,
                            en->o.kv_cache_dtype, en->o.activation_dtype, en->o.quantization,
-                           en->o.chat_template,  en->o.gptq_zeros};
+                           en->o.chat_template,  en->o.gptq_zeros,       en->o.kv_scales};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         free((void *)(uintptr_t)texts[i]);
     pthread_mutex_destroy(&en->lock);

@@ -20,6 +20,7 @@ typedef struct engine_opts {
     const char *activation_dtype; /* "auto" */
     const char *quantization;     /* scheme for unquantized, assertion on quantized */
     const char *gptq_zeros;       /* "v1" or "v2": how GPTQ zero points are stored */
+    const char *kv_scales;        /* JSON file with one KV scale a layer */
     bool dequantize;              /* weights expanded as the tool that wrote them does */
     int64_t max_model_len;        /* 0 = config, clamped to what fits */
     int64_t max_running;          /* default 8 */

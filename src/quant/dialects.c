@@ -1,5 +1,4 @@
-/* The registry of checkpoint dialects, and what is common to them: recognition, module lookup, KV
- * scales.
+/* The registry of checkpoint dialects, and what is common to them: recognition, module lookup.
  *
  * The dialect follows from the quantization object of the config alone, never from stray recipe
  * files. Refused here: a method that no row reads (with the list of those that are read), and a
@@ -213,6 +212,7 @@ int quant_open_as(quant_ckpt **out, ckpt *c, const quant_opts *o, err *e)
     q->mem = arena_make();
     q->kv = (qaxis){.type = NUM_BF16};
     int rc = detect(q, e);
+    if (rc >= 0 && q->opts.kv_scales) rc = quant__kv_file(q, q->opts.kv_scales, e);
     if (rc < 0) {
         quant_close(q);
         return rc;
@@ -278,71 +278,4 @@ int quant_load(const quant_ckpt *q, const char *module, qtensor *out, err *e)
         rc = quant__expand(q, out, e);
     if (rc < 0) qtensor_free(out);
     return rc < 0 ? rc : 0;
-}
-
-/* ---- KV scales ---------------------------------------------------------------------------------
- */
-
-/* %c is k or v. The first name that exists counts; kv_scale serves both. */
-static const char *const kv_names[] = {
-    "self_attn.%c_scale",          "self_attn.attn.%c_scale",        "self_attn.%c_proj.%c_scale",
-    "self_attn.qkv_proj.%c_scale", "self_attn.qkqkv_proj.%c_scale",  "mixer.%c_proj.%c_scale",
-    "self_attn.%c_cache.scale",    "self_attn.%c_proj.output_scale", "self_attn.kv_scale",
-};
-
-static const ckpt_tensor *kv_find(const quant_ckpt *q, int layer, char which)
-{
-    for (size_t i = 0; i < sizeof kv_names / sizeof *kv_names; i++) {
-        buf name = {0};
-        buf_printf(&name, "model.layers.%d.", layer);
-        for (const char *p = kv_names[i]; *p; p++) {
-            bool mark = p[0] == '%' && p[1] == 'c';
-            buf_putc(&name, mark ? which : *p);
-            p += mark;
-        }
-        const ckpt_tensor *t = ckpt_find(q->c, name.data);
-        buf_free(&name);
-        if (t) return t;
-    }
-    return NULL;
-}
-
-static int kv_read(const quant_ckpt *q, const ckpt_tensor *t, int heads, const float **out, err *e)
-{
-    uint64_t n = 1;
-    for (int i = 0; i < t->n_dims; i++)
-        n = t->shape[i] >= 0 && t->shape[i] <= heads ? n * (uint64_t)t->shape[i] : 0;
-    if (t->dtype != NUM_F32 && t->dtype != NUM_BF16 && t->dtype != NUM_F16)
-        return err_set(e, ERR_DTYPE, "%s: tensor '%s' is not a float; a KV scale must be", t->path,
-                       t->name);
-    if (n != 1 && n != (uint64_t)heads)
-        return err_set(e, ERR_SHAPE,
-                       "%s: KV scale '%s' holds neither one value nor one a KV head (%d)", t->path,
-                       t->name, heads);
-    float *v = arena_alloc(q->mem, (size_t)heads * sizeof *v);
-    num_decode_row(t->dtype, t->data, (size_t)n, v);
-    for (int i = 0; i < heads; i++) {
-        if (n == 1) v[i] = v[0];
-        if (!isfinite(v[i]) || v[i] == 0)
-            return err_set(e, ERR_VALUE, "%s: KV scale '%s' is %g; it must be finite and positive",
-                           t->path, t->name, (double)v[i]);
-    }
-    if (v[0] > 0) *out = v; /* negative is the "not calibrated" mark of old writers */
-    return 0;
-}
-
-int quant_kv_scales(const quant_ckpt *q, int layer, int n_kv_heads, const float **k,
-                    const float **v, err *e)
-{
-    int rc = 0;
-    const ckpt_tensor *tk = kv_find(q, layer, 'k'), *tv = kv_find(q, layer, 'v');
-    *k = *v = NULL;
-    if (n_kv_heads < 1) return err_set(e, ERR_VALUE, "KV scales: %d heads", n_kv_heads);
-    if (tk) TRY(kv_read(q, tk, n_kv_heads, k, e));
-    if (tv) TRY(kv_read(q, tv, n_kv_heads, v, e));
-    if (!*k) *k = *v;
-    if (!*v) *v = *k;
-    rc = 0;
-out:
-    return rc;
 }

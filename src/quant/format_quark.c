@@ -162,6 +162,7 @@ static int detect(quant_ckpt *q, err *e)
         return err_set(e, ERR_MISSING, "%s: 'global_quant_config' is missing or no object",
                        q->where);
     for (const json *v = cJSON_IsObject(layers) ? layers->child : NULL; v; v = v->next) {
+        TRY(quant__kv_word(q, json_get(json_get(v, "output_tensors"), "dtype"), e));
         snprintf(where, sizeof where, "%.150s: layer_quant_config.%.100s", q->where, v->string);
         TRY(read_config(q, v, strpbrk(v->string, "*?[") ? QUANT_RULE_GLOB : QUANT_RULE_SUBSTRING,
                         v->string, where, e));

@@ -25,6 +25,7 @@ typedef struct quant_group { /* one config group */
 typedef struct quant_opts {
     const char *gptq_zeros; /* "v1" or "v2": how GPTQ zero points are stored; NULL = by the label */
     bool dequantize; /* expand weights at load, in the arithmetic of the tool that wrote them */
+    const char *kv_scales; /* JSON file with one KV scale a layer; NULL = the checkpoint's */
 } quant_opts;
 
 typedef struct quant_ckpt { /* an opened checkpoint with its quantization understood */
@@ -42,6 +43,7 @@ typedef struct quant_ckpt { /* an opened checkpoint with its quantization unders
     quant_rule **ignore_rules; /* [n_ignore] compiled */
     int *ignore_hits;          /* modules caught by each rule */
     qaxis kv;                  /* kv_cache_scheme; bf16 when none */
+    float *kv_file;            /* [n_layers] of opts.kv_scales, or NULL */
     char **warnings;
     int n_warnings; /* where config and tensors disagree harmlessly */
     arena *mem;
@@ -130,10 +132,12 @@ void quant_release(const quant_ckpt *q, const char *module);
 #define QUANT_NAME_MAX 512
 const quant_part *quant_part_of(const quant_ckpt *q, const char *tensor,
                                 char module[QUANT_NAME_MAX]);
-/* KV scales of layer i (all names of formats 13.2): *k,*v are [n_kv_heads] arrays in q->mem, or
- * NULL. */
+/* KV scales of layer i under any of the known names, or of opts.kv_scales: *k,*v are [n_kv_heads]
+ * arrays in q->mem, or NULL. */
 int quant_kv_scales(const quant_ckpt *q, int layer, int n_kv_heads, const float **k,
                     const float **v, err *e);
+/* Does this tensor hold a scale or zero point of the cache (of k, v, q or the probabilities)? */
+bool quant_is_kv_scale(const char *tensor);
 
 /* The config group that a module falls to (exact names before regexes before class names), or NULL;
  * whether an ignore rule holds it unquantized. */

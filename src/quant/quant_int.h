@@ -53,6 +53,8 @@ int quant__mxfp4_store(ckpt_writer *w, const char *module, const qtensor *t, num
                        err *e);
 int quant__mxfp4_emit_config(jw *j, const qspec *s, char *const *ignore, int n_ignore, err *e);
 
+/* Reads opts.kv_scales into q->kv_file. */
+int quant__kv_file(quant_ckpt *q, const char *path, err *e);
 int quant__warn(quant_ckpt *q, const char *fmt, ...) PRINTF(2, 3);
 
 /* module.suffix; NULL in *out when absent and not needed. */
