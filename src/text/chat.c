@@ -16,6 +16,7 @@
 #include "text/jinja_internal.h"
 
 #define PROBE_STEPS 400000
+#define PROBE_BYTES ((size_t)16 << 20)
 
 struct chat_template {
     jtmpl t;
@@ -37,7 +38,7 @@ static bool probe(const chat_template *c, const char *messages, buf *out)
         cJSON_AddStringToObject(context, "bos_token", "");
         cJSON_AddStringToObject(context, "eos_token", "");
         cJSON_AddNullToObject(context, "tools");
-        ok = jinja_render(&c->t, context, PROBE_STEPS, out, &e) >= 0;
+        ok = jinja_render(&c->t, context, PROBE_STEPS, PROBE_BYTES, out, &e) >= 0;
     }
     json_drop(context);
     return ok;
@@ -237,7 +238,7 @@ static int is_deep(const json *x, int depth)
 
 int chat_render_raw(const chat_template *c, const json *context, buf *out, err *e)
 {
-    return jinja_render(&c->t, context, J_MAX_STEPS, out, e);
+    return jinja_render(&c->t, context, J_MAX_STEPS, J_MAX_BYTES, out, e);
 }
 
 int chat_render(const chat_template *c, const json *messages, const json *extra,
@@ -259,7 +260,7 @@ int chat_render(const chat_template *c, const json *messages, const json *extra,
     cJSON_AddBoolToObject(context, "add_generation_prompt", add_generation_prompt);
     if (bos) cJSON_AddStringToObject(context, "bos_token", bos);
     if (eos) cJSON_AddStringToObject(context, "eos_token", eos);
-    TRY(jinja_render(&c->t, context, J_MAX_STEPS, out, e));
+    TRY(jinja_render(&c->t, context, J_MAX_STEPS, J_MAX_BYTES, out, e));
 out:
     json_drop(context);
     json_drop(copy);

@@ -20,36 +20,63 @@
 enum { FLOW_BREAK = 1, FLOW_CONTINUE = 2 };
 
 static int exec(jrun *r, const jnode *x);
+static int call_row(jrun *r, const j_row *row, const char *kind, jv v, const jcall *c, jv *out);
 
 /* ---- budgets and errors ---- */
 
-int j_fail(jrun *r, const char *fmt, ...)
+static int fail_v(jrun *r, const char *fmt, va_list ap) PRINTF(2, 0);
+
+static int fail_v(jrun *r, const char *fmt, va_list ap)
 {
     char text[800];
-    va_list ap;
-    va_start(ap, fmt);
     int n = vsnprintf(text, sizeof(text), fmt, ap);
-    va_end(ap);
     size_t len = n < 0 ? 0 : (size_t)n < sizeof(text) ? (size_t)n : sizeof(text) - 1;
     text[utf8_valid_prefix(text, len)] = 0;
     return err_set(r->e, ERR_VALUE, "%s, line %u: %s", r->t->where, r->line, text);
 }
 
+int j_fail(jrun *r, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    int rc = fail_v(r, fmt, ap);
+    va_end(ap);
+    return rc;
+}
+
+int j_limit(jrun *r, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    int rc = fail_v(r, fmt, ap);
+    va_end(ap);
+    r->over = true;
+    return rc;
+}
+
+static int too_many_bytes(jrun *r)
+{
+    return j_limit(r, "the template makes more values than the limit of %zu bytes", r->max_bytes);
+}
+
 int j_step(jrun *r)
 {
     if (++r->steps > r->max_steps)
-        return j_fail(r, "the template takes more than %llu steps",
-                      (unsigned long long)r->max_steps);
-    if (r->bytes > J_MAX_BYTES)
-        return j_fail(r, "the template makes more than %zu bytes of values", J_MAX_BYTES);
-    return 0;
+        return j_limit(r, "the template takes more steps than the limit of %llu",
+                       (unsigned long long)r->max_steps);
+    return r->bytes > r->max_bytes ? too_many_bytes(r) : 0;
+}
+
+int j_work(jrun *r, size_t bytes)
+{
+    r->steps += bytes / 64;
+    return j_step(r);
 }
 
 int j_room(jrun *r, size_t bytes)
 {
-    if (bytes > J_MAX_BYTES || r->bytes > J_MAX_BYTES - bytes)
-        return j_fail(r, "the template makes more than %zu bytes of values", J_MAX_BYTES);
-    return 0;
+    bool fits = bytes <= r->max_bytes && r->bytes <= r->max_bytes - bytes;
+    return fits ? 0 : too_many_bytes(r);
 }
 
 void *j_alloc(jrun *r, size_t bytes)
@@ -121,13 +148,12 @@ out:
 
 /* ---- attributes and items ---- */
 
-static jv method_value(jrun *r, jv v, const j_row *row, bool blocked)
+static jv method_value(jrun *r, jv v, const j_row *row)
 {
     jfunc *f = j_alloc(r, sizeof(*f));
     f->name = row->name;
-    f->native = row->fn;
+    f->row = row;
     f->self = v;
-    f->blocked = blocked;
     return (jv){.t = J_FUNC, .fn = f};
 }
 
@@ -161,18 +187,67 @@ static bool loop_attr(const jloop *l, const char *s, jv *out)
     return true;
 }
 
-/* Attributes that Python objects have by themselves: methods, loop fields. */
+/* What Python's own objects have beside methods: macros, cyclers, groups, ranges, numbers. */
+static bool field_attr(jv v, const char *s, jv *out)
+{
+    const jlist *l = v.t == J_TUPLE || v.t == J_SEQ ? v.list : NULL;
+    bool number = j_is_num(v);
+    if (l && l->kind == J_GROUP && (!strcmp(s, "grouper") || !strcmp(s, "list")))
+        *out = l->v[s[0] == 'l'];
+    else if (l && l->kind == J_RANGE && (!strcmp(s, "start") || !strcmp(s, "stop")))
+        *out = j_int(l->range[s[2] == 'o']);
+    else if (l && l->kind == J_RANGE && !strcmp(s, "step"))
+        *out = j_int(l->range[2]);
+    else if (v.t == J_CYCLER && !strcmp(s, "current"))
+        *out = v.list->v[v.list->at];
+    else if (v.t == J_CYCLER && !strcmp(s, "pos"))
+        *out = j_int((int64_t)v.list->at);
+    else if (v.t == J_FUNC && v.fn->macro && !strcmp(s, "name"))
+        *out = j_strz(v.fn->name);
+    else if (number && (!strcmp(s, "real") || (v.t != J_FLOAT && !strcmp(s, "numerator"))))
+        *out = v.t == J_BOOL ? j_int(v.b) : v;
+    else if (number && !strcmp(s, "imag"))
+        *out = v.t == J_FLOAT ? j_float(0) : j_int(0);
+    else if (number && v.t != J_FLOAT && !strcmp(s, "denominator"))
+        *out = j_int(1);
+    else
+        return false;
+    return true;
+}
+
+/* Attributes that Python objects have by themselves: methods, loop fields. A method that would
+ * change its object hides a key of its name, and is undefined to the template. */
 static bool own_attr(jrun *r, jv v, const char *name, size_t n, jv *out)
 {
     bool blocked = false;
     if (v.t == J_LOOP && loop_attr(v.loop, name, out)) return true;
+    if (field_attr(v, name, out)) return true;
     const j_row *row = j_find_method(v, name, n, &blocked);
-    if (row) *out = method_value(r, v, row, blocked);
+    if (blocked)
+        *out = j_undef(name);
+    else if (row)
+        *out = method_value(r, v, row);
     return row != NULL;
+}
+
+/* What every Python object has and the sandbox hides: undefined, also before a key of that name. */
+static bool hidden(const char *name)
+{
+    static const char *const names[] = {
+        "__class__",   "__doc__",     "__init__",         "__new__", "__eq__",
+        "__ne__",      "__lt__",      "__le__",           "__gt__",  "__ge__",
+        "__str__",     "__repr__",    "__hash__",         "__dir__", "__format__",
+        "__reduce__",  "__sizeof__",  "__getattribute__", "__len__", "__iter__",
+        "__setattr__", "__delattr__", "__subclasshook__"};
+    for (size_t i = 0; name[0] == '_' && i < sizeof(names) / sizeof(names[0]); i++)
+        if (!strcmp(name, names[i])) return true;
+    return false;
 }
 
 int j_attr(jrun *r, jv v, const char *name, size_t n, jv *out)
 {
+    *out = j_undef(name);
+    if (hidden(name)) return 0;
     if (v.t == J_UNDEF) return undefined(r, v);
     if (own_attr(r, v, name, n, out)) return 0;
     if ((v.t == J_DICT || v.t == J_NS) && j_dict_gets(v.dict, name, n, out)) return 0;
@@ -184,7 +259,9 @@ int j_item(jrun *r, jv v, jv key, jv *out)
 {
     if (v.t == J_UNDEF) return undefined(r, v);
     if ((v.t == J_DICT || v.t == J_NS) && j_dict_get(v.dict, key, out)) return 0;
-    if ((v.t == J_LIST || v.t == J_TUPLE || v.t == J_STR) && (key.t == J_INT || key.t == J_BOOL)) {
+    bool indexed = v.t == J_LIST || v.t == J_TUPLE || v.t == J_STR ||
+                   (v.t == J_SEQ && v.list->kind == J_RANGE);
+    if (indexed && j_is_int(key)) {
         int64_t n, i = key.t == J_INT ? key.i : key.b;
         int rc = j_length(r, v, &n);
         if (rc < 0) return rc;
@@ -196,6 +273,8 @@ int j_item(jrun *r, jv v, jv key, jv *out)
         } else {
             size_t at = j_char_at(v, (size_t)i);
             *out = j_str(v.s + at, j_char_at(j_str(v.s + at, v.n - at), 1));
+            out->safe = v.safe;
+            return j_work(r, v.n);
         }
         return 0;
     }
@@ -221,26 +300,38 @@ static double as_float(jv v)
     return v.t == J_FLOAT ? v.f : (double)as_int(v);
 }
 
-static double floor_mod(double a, double b)
+/* Python's divmod for floats: the remainder has the sign of b, the quotient is made from it. */
+static double floor_mod(double a, double b, double *quotient)
 {
-    double m = fmod(a, b);
-    if (m != 0 && (m < 0) != (b < 0)) m += b;
+    double m = fmod(a, b), q = (a - m) / b;
+    if (m != 0 && (m < 0) != (b < 0)) {
+        m += b;
+        q -= 1;
+    }
+    if (m == 0) m = copysign(0, b);
+    *quotient = q == 0 ? copysign(0, a / b) : floor(q) + (q - floor(q) > 0.5);
     return m;
+}
+
+static int too_large(jrun *r)
+{
+    return j_limit(r, "an integer above the limit of 64 bits");
 }
 
 static int int_power(jrun *r, int64_t a, int64_t b, jv *out)
 {
     int64_t v = 1;
     if (b < 0) {
+        if (a == 0) return j_fail(r, "division by zero");
         *out = j_float(pow((double)a, (double)b));
-        return a == 0 ? j_fail(r, "division by zero") : 0;
+        return 0;
     }
     if (a == 0 || a == 1 || a == -1) {
         *out = j_int(b == 0 ? 1 : a == -1 && b % 2 == 0 ? 1 : a);
         return 0;
     }
     for (; b > 0; b--)
-        if (__builtin_mul_overflow(v, a, &v)) return j_fail(r, "an integer larger than 64 bits");
+        if (__builtin_mul_overflow(v, a, &v)) return too_large(r);
     *out = j_int(v);
     return 0;
 }
@@ -262,7 +353,7 @@ static int int_binary(jrun *r, uint8_t op, int64_t a, int64_t b, jv *out)
         over = __builtin_mul_overflow(a, b, &v);
         break;
     case JT_DIV:
-        *out = j_float((double)a / (double)b);
+        *out = j_float((double)((long double)a / (long double)b));
         return 0;
     case JT_FLOORDIV:
         over = a == INT64_MIN && b == -1;
@@ -275,23 +366,34 @@ static int int_binary(jrun *r, uint8_t op, int64_t a, int64_t b, jv *out)
     default:
         return int_power(r, a, b, out);
     }
-    if (over) return j_fail(r, "an integer larger than 64 bits");
+    if (over) return too_large(r);
     *out = j_int(v);
+    return 0;
+}
+
+static int float_power(jrun *r, double a, double b, jv *out)
+{
+    if (a == 0 && b < 0) return j_fail(r, "division by zero");
+    if (a < 0 && isfinite(a) && isfinite(b) && b != floor(b))
+        return j_fail(r, "complex numbers are not supported");
+    *out = j_float(pow(a, b));
+    if (isinf(out->f) && isfinite(a) && isfinite(b)) return j_fail(r, "a result out of range");
     return 0;
 }
 
 static int float_binary(jrun *r, uint8_t op, double a, double b, jv *out)
 {
-    if ((op == JT_DIV || op == JT_FLOORDIV || op == JT_MOD) && b == 0)
-        return j_fail(r, "division by zero");
-    double v = op == JT_ADD        ? a + b
-               : op == JT_SUB      ? a - b
-               : op == JT_MUL      ? a * b
-               : op == JT_DIV      ? a / b
-               : op == JT_FLOORDIV ? floor(a / b)
-               : op == JT_MOD      ? floor_mod(a, b)
-                                   : pow(a, b);
-    *out = j_float(v);
+    double quotient = 0, rest = 0;
+    bool divides = op == JT_DIV || op == JT_FLOORDIV || op == JT_MOD;
+    if (divides && b == 0) return j_fail(r, "division by zero");
+    if (op == JT_POW) return float_power(r, a, b, out);
+    if (op == JT_FLOORDIV || op == JT_MOD) rest = floor_mod(a, b, &quotient);
+    *out = j_float(op == JT_ADD        ? a + b
+                   : op == JT_SUB      ? a - b
+                   : op == JT_MUL      ? a * b
+                   : op == JT_DIV      ? a / b
+                   : op == JT_FLOORDIV ? quotient
+                                       : rest);
     return 0;
 }
 
@@ -309,6 +411,7 @@ static int repeat(jrun *r, jv v, int64_t times, jv *out)
         for (int64_t i = 0; i < times; i++)
             memcpy(p + (size_t)i * v.n, v.s, v.n);
         *out = j_str(p, total);
+        out->safe = v.safe;
         return 0;
     }
     jv l = j_list(r, total / sizeof(jv));
@@ -325,8 +428,8 @@ static int add_sequences(jrun *r, jv a, jv b, jv *out)
     int rc;
     if (a.t == J_STR) {
         bool safe = a.safe || b.safe;
-        if (safe && !a.safe && (rc = j_escape(r, a, &a)) < 0) return rc;
-        if (safe && !b.safe && (rc = j_escape(r, b, &b)) < 0) return rc;
+        if (safe && (rc = j_escape(r, a, &a)) < 0) return rc;
+        if (safe && (rc = j_escape(r, b, &b)) < 0) return rc;
         if ((rc = j_room(r, a.n + b.n)) < 0) return rc;
         char *p = j_alloc(r, a.n + b.n + 1);
         if (a.n) memcpy(p, a.s, a.n);
@@ -346,6 +449,28 @@ static int add_sequences(jrun *r, jv a, jv b, jv *out)
     return 0;
 }
 
+/* A safe format escapes what goes into it, numbers excepted. */
+static int percent(jrun *r, jv a, jv b, jv *out)
+{
+    int rc = 0;
+    if (a.safe && b.t == J_TUPLE) {
+        jv l = j_list(r, b.list->n);
+        for (size_t i = 0; i < b.list->n; i++) {
+            jv x = b.list->v[i];
+            if (!j_is_num(x)) TRY(j_escape(r, x, &x));
+            j_push(r, l.list, x);
+        }
+        l.t = J_TUPLE;
+        b = l;
+    } else if (a.safe && !j_is_num(b) && b.t != J_DICT) {
+        TRY(j_escape(r, b, &b));
+    }
+    TRY(j_percent(r, a, b, out));
+    out->safe = a.safe;
+out:
+    return rc;
+}
+
 int j_binary(jrun *r, uint8_t op, jv a, jv b, jv *out)
 {
     bool seq_a = a.t == J_STR || a.t == J_LIST || a.t == J_TUPLE;
@@ -355,15 +480,15 @@ int j_binary(jrun *r, uint8_t op, jv a, jv b, jv *out)
             return float_binary(r, op, as_float(a), as_float(b), out);
         return int_binary(r, op, as_int(a), as_int(b), out);
     }
+    if (op == JT_MUL && ((seq_a && b.t == J_BIG) || (seq_b && a.t == J_BIG))) return too_large(r);
     if (op == JT_ADD && seq_a && a.t == b.t) return add_sequences(r, a, b, out);
     if (op == JT_MUL && seq_a && (b.t == J_INT || b.t == J_BOOL))
         return repeat(r, a, as_int(b), out);
     if (op == JT_MUL && seq_b && (a.t == J_INT || a.t == J_BOOL))
         return repeat(r, b, as_int(a), out);
-    if (op == JT_MOD && a.t == J_STR) {
-        jcall c = {.n = 1, .v = &b};
-        return j_filter(r, "format", 6, a, &c, out);
-    }
+    if (op == JT_MOD && a.t == J_STR) return percent(r, a, b, out);
+    if ((a.t == J_BIG && (j_is_num(b) || b.t == J_BIG)) || (b.t == J_BIG && j_is_num(a)))
+        return too_large(r);
     if (a.t == J_UNDEF) return undefined(r, a);
     if (b.t == J_UNDEF) return undefined(r, b);
     return j_fail(r, "%s and %s do not go together here", j_type_name(a), j_type_name(b));
@@ -419,12 +544,17 @@ typedef struct actual {
     size_t n, n_kw;
 } actual;
 
+static int too_many_args(jrun *r)
+{
+    return j_limit(r, "a call with more arguments than the limit of %d", J_MAX_ARGS);
+}
+
 static int add_kw(jrun *r, actual *x, jv name, jv v)
 {
     for (size_t i = 0; i < x->n_kw; i++)
         if (j_is_str(name, x->names[i].s) && x->names[i].n == name.n)
             return j_fail(r, "argument '%s' is given twice", x->names[i].s);
-    if (x->n_kw == J_MAX_ARGS) return j_fail(r, "too many arguments");
+    if (x->n_kw == J_MAX_ARGS) return too_many_args(r);
     x->names[x->n_kw] = name;
     x->kw[x->n_kw++] = v;
     return 0;
@@ -436,7 +566,7 @@ static int spread(jrun *r, actual *x, jv v, int stars)
     if (stars == 1) {
         jlist *l;
         TRY(j_iter(r, v, &l));
-        if (l->n > J_MAX_ARGS - x->n) return j_fail(r, "too many arguments");
+        if (l->n > J_MAX_ARGS - x->n) return too_many_args(r);
         for (size_t i = 0; i < l->n; i++)
             x->v[x->n++] = l->v[i];
         return 0;
@@ -471,7 +601,7 @@ static int arguments(jrun *r, const jargs *args, jcall *c)
         else if (args->names[i])
             TRY(add_kw(r, &x, j_str(args->names[i]->name, args->names[i]->n), v));
         else if (x.n == J_MAX_ARGS)
-            return j_fail(r, "too many arguments");
+            return too_many_args(r);
         else
             x.v[x.n++] = v;
     }
@@ -519,38 +649,47 @@ static int capture(jrun *r, const jnode *x, jv *out)
     return rc;
 }
 
-static bool kw_known(const jnode *m, jv name)
+/* Takes the named argument of a macro's parameter out of the rest. */
+static bool take_kw(jdict *rest, const jsym *name, jv *out)
 {
-    for (size_t i = 0; i < m->args.n; i++)
-        if (m->args.names[i]->n == name.n && j_is_str(name, m->args.names[i]->name)) return true;
+    for (size_t i = 0; i < rest->n; i++) {
+        if (rest->keys[i].n != name->n || memcmp(rest->keys[i].s, name->name, name->n) != 0)
+            continue;
+        *out = rest->vals[i];
+        for (rest->n--; i < rest->n; i++) {
+            rest->keys[i] = rest->keys[i + 1];
+            rest->vals[i] = rest->vals[i + 1];
+        }
+        return true;
+    }
     return false;
 }
 
-/* What a macro gets beyond its parameters: varargs, kwargs, caller; an error unless it uses them
- * (a name that the template nowhere mentions has no symbol). */
-static int bind_rest(jrun *r, const jfunc *f, const jcall *c)
+/* What a macro gets beyond its parameters, an error unless its body names it: caller, the other
+ * named arguments as kwargs, the other positional ones as varargs. */
+static int bind_rest(jrun *r, const jnode *m, const jcall *c, jdict *named)
 {
-    const jnode *m = f->macro;
-    const jsym *varargs = j_sym_find(r->t, "varargs", 7), *kwargs = j_sym_find(r->t, "kwargs", 6);
-    const jsym *caller = j_sym_find(r->t, "caller", 6);
-    jv rest = j_list(r, 0), named = j_dict(r);
-    for (size_t i = m->args.n; i < c->n; i++)
-        j_push(r, rest.list, c->v[i]);
-    for (size_t i = 0; i < c->n_kw; i++) {
-        if (kw_known(m, c->kw_names[i])) continue;
-        if (caller && j_is_str(c->kw_names[i], "caller"))
-            bind(r, caller, c->kw[i]);
-        else
-            j_dict_set(r, named.dict, c->kw_names[i], c->kw[i]);
+    const jsym *caller = j_sym_find(r->t, "caller", 6), *kwargs = j_sym_find(r->t, "kwargs", 6);
+    const jsym *varargs = j_sym_find(r->t, "varargs", 7);
+    if (m->bin & J_USES_CALLER) {
+        jv v = j_undef("caller");
+        take_kw(named, caller, &v);
+        bind(r, caller, v);
     }
-    if (rest.list->n && !varargs)
+    if (m->bin & J_USES_KWARGS)
+        bind(r, kwargs, (jv){.t = J_DICT, .dict = named});
+    else if (named->n)
+        return j_fail(r, "macro '%s' takes no argument '%.*s'", m->sym->name, (int)named->keys[0].n,
+                      named->keys[0].s);
+    if (m->bin & J_USES_VARARGS) {
+        jv rest = j_list(r, 0);
+        for (size_t i = m->args.n; i < c->n; i++)
+            j_push(r, rest.list, c->v[i]);
+        rest.t = J_TUPLE;
+        bind(r, varargs, rest);
+    } else if (c->n > m->args.n) {
         return j_fail(r, "macro '%s' takes not more than %zu arguments", m->sym->name, m->args.n);
-    if (named.dict->n && !kwargs)
-        return j_fail(r, "macro '%s' has no parameter '%.*s'", m->sym->name,
-                      (int)named.dict->keys[0].n, named.dict->keys[0].s);
-    rest.t = J_TUPLE;
-    if (varargs) bind(r, varargs, rest);
-    if (kwargs) bind(r, kwargs, named);
+    }
     return 0;
 }
 
@@ -559,23 +698,28 @@ static int call_macro(jrun *r, const jfunc *f, const jcall *c, jv *out)
     const jnode *m = f->macro;
     int rc = 0;
     jscope *before = r->scope;
+    bool given[J_MAX_ARGS] = {0}, autoescape = r->autoescape;
+    jv named = j_dict(r), v;
+    for (size_t i = 0; i < c->n_kw; i++)
+        j_dict_set(r, named.dict, c->kw_names[i], c->kw[i]);
     r->scope = push_scope(r, f->scope);
-    TRY(bind_rest(r, f, c));
+    r->autoescape = f->autoescape;
     for (size_t i = 0; i < m->args.n; i++) {
-        jv v = j_undef(m->args.names[i]->name);
-        if (i < c->n && c->n_kw) {
-            jv twice;
-            jcall kw = {.n_kw = c->n_kw, .kw_names = c->kw_names, .kw = c->kw};
-            if (j_arg(&kw, 0, m->args.names[i]->name, &twice))
-                TRY(j_fail(r, "argument '%s' is given twice", m->args.names[i]->name));
-        }
-        if (!j_arg(c, i, m->args.names[i]->name, &v) && m->args.v[i])
-            TRY(j_eval(r, m->args.v[i], &v));
+        v = i < c->n ? c->v[i] : j_undef(m->args.names[i]->name);
+        given[i] = i < c->n || take_kw(named.dict, m->args.names[i], &v);
+        bind(r, m->args.names[i], v);
+    }
+    TRY(bind_rest(r, m, c, named.dict));
+    for (size_t i = 0; i < m->args.n; i++) {
+        if (given[i] || !m->args.v[i]) continue;
+        TRY(j_eval(r, m->args.v[i], &v));
         bind(r, m->args.names[i], v);
     }
     TRY(capture(r, m->d, out));
+    out->safe = autoescape;
 out:
     r->scope = before;
+    r->autoescape = autoescape;
     return rc;
 }
 
@@ -600,6 +744,14 @@ static int call_loop(jrun *r, const jloop *l, const jcall *c, jv *out)
     return rc;
 }
 
+/* What a method of a safe string gives is safe. */
+static void keep_safe(jv *v)
+{
+    if (v->t == J_STR) v->safe = true;
+    for (size_t i = 0; (v->t == J_LIST || v->t == J_TUPLE) && i < v->list->n; i++)
+        if (v->list->v[i].t == J_STR) v->list->v[i].safe = true;
+}
+
 int j_call(jrun *r, jv f, const jcall *c, jv *out)
 {
     int rc = 0;
@@ -607,27 +759,56 @@ int j_call(jrun *r, jv f, const jcall *c, jv *out)
     if (f.t != J_FUNC && f.t != J_LOOP)
         return j_fail(r, "a value of type %s cannot be called", j_type_name(f));
     if (++r->depth > J_MAX_DEPTH) {
-        rc = j_fail(r, "calls nested too deep");
+        rc = j_limit(r, "calls nested deeper than the limit of %d", J_MAX_DEPTH);
     } else if (f.t == J_LOOP) {
         rc = call_loop(r, f.loop, c, out);
     } else if (f.fn->macro) {
         rc = call_macro(r, f.fn, c, out);
-    } else if (f.fn->blocked) {
-        rc = j_fail(r, "'%s' would change a value; a template may only read them", f.fn->name);
     } else {
-        rc = f.fn->native(r, f.fn->self, c, out);
+        rc = call_row(r, f.fn->row, "function", f.fn->self, c, out);
+        if (rc >= 0 && f.fn->self.t == J_STR && f.fn->self.safe) keep_safe(out);
     }
     r->depth--;
     return rc;
 }
 
-static int call_row(jrun *r, const j_row *row, const char *kind, jv v, const jcall *c, jv *out)
+/* Is the name one of the comma-separated ones? *at = its place. */
+static bool in_params(const char *params, jv name, size_t *at)
 {
-    size_t n = c->n + c->n_kw;
+    *at = 0;
+    for (const char *p = params; *p; p++) {
+        size_t n = strcspn(p, ",");
+        if (n == name.n && !memcmp(p, name.s, n)) return true;
+        (*at)++;
+        p += n;
+        if (!*p) break;
+    }
+    return false;
+}
+
+int j_check_args(jrun *r, const j_row *row, const char *kind, const jcall *c)
+{
+    size_t n = c->n + c->n_kw, at;
     if (n < row->min || n > row->max)
         return j_fail(r, "%s '%s' got %zu arguments, takes %d to %d", kind, row->name, n, row->min,
                       row->max);
-    return row->fn(r, v, c, out);
+    if (row->params && row->params[0] == '*') return 0;
+    for (size_t i = 0; i < c->n_kw; i++) {
+        if (!row->params || !in_params(row->params, c->kw_names[i], &at))
+            return j_fail(r, "%s '%s' has no parameter '%.*s'", kind, row->name,
+                          (int)c->kw_names[i].n, c->kw_names[i].s);
+        if (at < c->n)
+            return j_fail(r, "argument '%.*s' of '%s' is given twice", (int)c->kw_names[i].n,
+                          c->kw_names[i].s, row->name);
+    }
+    return 0;
+}
+
+static int call_row(jrun *r, const j_row *row, const char *kind, jv v, const jcall *c, jv *out)
+{
+    int rc = j_check_args(r, row, kind, c);
+    if (rc >= 0 && v.t == J_STR) rc = j_work(r, v.n);
+    return rc < 0 ? rc : row->fn(r, v, c, out);
 }
 
 int j_filter(jrun *r, const char *name, size_t n, jv v, const jcall *c, jv *out)
@@ -726,9 +907,11 @@ static int eval_concat(jrun *r, const jnode *x, jv *out)
     for (size_t i = 0; i < x->n_kids; i++) {
         jv v;
         TRY(j_eval(r, x->kids[i], &v));
+        if (r->autoescape) TRY(j_escape(r, v, &v));
         TRY(j_print(r, &b, v));
     }
     *out = j_copy(r, b.data, b.len);
+    out->safe = r->autoescape;
 out:
     buf_free(&b);
     return rc;
@@ -740,6 +923,7 @@ static int eval_sign(jrun *r, const jnode *x, jv *out)
     int rc = j_eval(r, x->a, &v);
     if (rc < 0) return rc;
     if (v.t == J_UNDEF) return undefined(r, v);
+    if (v.t == J_BIG) return x->op == JX_POS ? (*out = v, 0) : too_large(r);
     if (!j_is_num(v)) return j_fail(r, "a sign before a value of type %s", j_type_name(v));
     if (v.t == J_FLOAT)
         *out = j_float(x->op == JX_NEG ? -v.f : v.f);
@@ -847,7 +1031,7 @@ int j_eval(jrun *r, const jnode *x, jv *out)
     if (rc < 0) return rc;
     r->line = x->line;
     if (++r->depth > J_MAX_DEPTH)
-        rc = j_fail(r, "expressions nested too deep");
+        rc = j_limit(r, "expressions nested deeper than the limit of %d", J_MAX_DEPTH);
     else
         rc = eval_any(r, x, out);
     r->depth--;
@@ -890,6 +1074,7 @@ static int run_loop(jrun *r, const jnode *x, jv from, int64_t depth0)
     int rc = 0;
     jscope *before = r->scope;
     const jsym *loop_name = j_sym_find(r->t, "loop", 4);
+    bool complete = false;
     jloop *l = j_alloc(r, sizeof(*l));
     TRY(loop_items(r, x, from, &l->items));
     l->depth0 = depth0;
@@ -902,10 +1087,12 @@ static int run_loop(jrun *r, const jnode *x, jv from, int64_t depth0)
         TRY(assign(r, x->a, l->items->v[l->index]));
         TRY(exec(r, x->d));
         if (rc == FLOW_BREAK) break;
+        complete = complete || rc == 0;
     }
     r->scope = before;
     rc = 0;
-    if (l->items->n == 0 && x->n_kids) TRY(exec_inner(r, x->kids[0], push_scope(r, before)));
+    if (!complete && x->n_kids) /* as Jinja: also when every round ended early */
+        TRY(exec_inner(r, x->kids[0], push_scope(r, before)));
 out:
     r->scope = before;
     return rc;
@@ -928,6 +1115,7 @@ static jv macro_value(jrun *r, const jnode *m)
     f->name = m->sym->name;
     f->macro = m;
     f->scope = r->scope;
+    f->autoescape = r->autoescape;
     return (jv){.t = J_FUNC, .fn = f};
 }
 
@@ -939,7 +1127,7 @@ static int exec_call(jrun *r, const jnode *x)
     TRY(j_eval(r, x->a->a, &f));
     TRY(arguments(r, &x->a->args, &c));
     if (f.t != J_FUNC || !f.fn->macro) return j_fail(r, "a call block needs a macro");
-    if (c.n_kw >= J_MAX_ARGS) return j_fail(r, "too many arguments");
+    if (c.n_kw >= J_MAX_ARGS) return too_many_args(r);
     jv *names = j_alloc(r, (c.n_kw + 1) * 2 * sizeof(jv)), *kw = names + c.n_kw + 1;
     for (size_t i = 0; i < c.n_kw; i++) {
         names[i] = c.kw_names[i];
@@ -961,6 +1149,7 @@ static int filtered(jrun *r, const jnode *filters, const jnode *body, jv *out)
     r->scope = push_scope(r, before);
     int rc = capture(r, body, out);
     r->scope = before;
+    out->safe = r->autoescape;
     if (rc < 0 || !filters) return rc;
     jv outer = r->input;
     r->input = *out;
@@ -986,6 +1175,18 @@ out:
     return rc;
 }
 
+static int exec_autoescape(jrun *r, const jnode *x)
+{
+    jv v;
+    bool before = r->autoescape;
+    int rc = j_eval(r, x->a, &v);
+    if (rc < 0) return rc;
+    r->autoescape = j_truth(v);
+    rc = exec_inner(r, x->d, push_scope(r, r->scope));
+    r->autoescape = before;
+    return rc;
+}
+
 static int exec_value(jrun *r, const jnode *x)
 {
     int rc = 0;
@@ -993,6 +1194,7 @@ static int exec_value(jrun *r, const jnode *x)
     switch (x->op) {
     case JS_PRINT:
         TRY(j_eval(r, x->a, &v));
+        if (r->autoescape) TRY(j_escape(r, v, &v));
         TRY(j_print(r, r->out, v));
         break;
     case JS_SET:
@@ -1005,6 +1207,7 @@ static int exec_value(jrun *r, const jnode *x)
         break;
     case JS_FILTERBLOCK:
         TRY(filtered(r, x->a, x->b, &v));
+        if (v.t != J_STR) return j_fail(r, "a filter block that gives %s", j_type_name(v));
         TRY(j_print(r, r->out, v));
         break;
     default:
@@ -1029,6 +1232,10 @@ static int exec_one(jrun *r, const jnode *x)
         return exec_call(r, x);
     case JS_WITH:
         return exec_with(r, x);
+    case JS_BLOCK:
+        return exec_inner(r, x->d, push_scope(r, r->root));
+    case JS_AUTOESCAPE:
+        return exec_autoescape(r, x);
     case JS_BREAK:
         return FLOW_BREAK;
     case JS_CONTINUE:
@@ -1041,7 +1248,8 @@ static int exec_one(jrun *r, const jnode *x)
 static int exec(jrun *r, const jnode *x)
 {
     int rc = 0;
-    if (++r->depth > J_MAX_DEPTH) rc = j_fail(r, "blocks nested too deep");
+    if (++r->depth > J_MAX_DEPTH)
+        rc = j_limit(r, "blocks nested deeper than the limit of %d", J_MAX_DEPTH);
     for (size_t i = 0; rc == 0 && i < x->n_kids; i++) {
         r->line = x->kids[i]->line;
         if ((rc = j_step(r)) >= 0) rc = exec_one(r, x->kids[i]);
@@ -1056,7 +1264,7 @@ static void bind_globals(jrun *r, const json *context)
 {
     for (const j_row *g = j_globals; g->name; g++) {
         const jsym *sym = j_sym_find(r->t, g->name, strlen(g->name));
-        if (sym) r->globals[sym->id] = method_value(r, j_none(), g, false);
+        if (sym) r->globals[sym->id] = method_value(r, j_none(), g);
     }
     for (const json *k = context ? context->child : NULL; k; k = k->next) {
         const jsym *sym = k->string ? j_sym_find(r->t, k->string, strlen(k->string)) : NULL;
@@ -1064,13 +1272,23 @@ static void bind_globals(jrun *r, const json *context)
     }
 }
 
-int jinja_render(const jtmpl *t, const json *context, uint64_t max_steps, buf *out, err *e)
+int jinja_render(const jtmpl *t, const json *context, uint64_t max_steps, size_t max_bytes,
+                 buf *out, err *e)
 {
     buf text = {0};
-    jrun r = {.t = t, .a = arena_make(), .e = e, .out = &text, .line = 1, .max_steps = max_steps};
+    jrun r = {.t = t,
+              .a = arena_make(),
+              .e = e,
+              .out = &text,
+              .line = 1,
+              .max_steps = max_steps,
+              .max_bytes = max_bytes};
     r.globals = j_alloc(&r, (t->n_syms + 1) * sizeof(jv));
     r.scope = r.root = push_scope(&r, NULL);
     bind_globals(&r, context);
+    for (size_t i = 0; i < 256; i++) /* see note_uses in jinja_stmt.c */
+        for (const jsym *s = t->buckets[i]; s; s = s->next)
+            if (s->use == J_SYM_SET) bind(&r, s, j_undef(s->name));
     int rc = exec(&r, t->body);
     if (rc >= 0) buf_add(out, text.data ? text.data : "", text.len);
     buf_free(&text);

@@ -1,20 +1,19 @@
 /* What `x | filter` can be: a registry, one row per filter.
  *
  * A native gets the filtered value as `self`. Where Jinja gives a generator, so do these (J_GEN):
- * it is true even when empty, can be visited once, and has no length. Sorting is stable. tojson is
- * transformers' own: no HTML escapes, key order kept, ASCII escapes only when asked for. */
+ * it is true even when empty, can be visited once, and has no length. It is made at once here, so
+ * what goes wrong on the way is kept and goes wrong for who visits it (`later`); limits excepted.
+ * Sorting is stable. tojson is transformers' own: no HTML escapes, key order kept, ASCII escapes
+ * only when asked for. The filters over text are in jinja_filters_text.c. */
+#include <ctype.h>
+#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include "base/utf8.h"
 #include "text/jinja_internal.h"
 
-static int text_of(jrun *r, jv v, jv *out)
-{
-    return j_to_str(r, v, out);
-}
-
-static bool flag_arg(const jcall *c, size_t pos, const char *name, bool otherwise)
+bool j_flag(const jcall *c, size_t pos, const char *name, bool otherwise)
 {
     jv v;
     return j_arg(c, pos, name, &v) ? j_truth(v) : otherwise;
@@ -68,7 +67,7 @@ static int dump_key(dump *d, jv k)
         dump_str(d, k);
         return 0;
     }
-    if (!j_is_num(k) && k.t != J_NONE)
+    if (!j_is_num(k) && k.t != J_NONE && k.t != J_BIG)
         return j_fail(d->r, "a JSON key cannot be a %s", j_type_name(k));
     buf_putc(d->b, '"');
     int rc = dump_value(d, k, 0);
@@ -83,20 +82,7 @@ static int dump_items(dump *d, jv v, int depth)
     int rc = 0;
     buf_putc(d->b, dict ? '{' : '[');
     size_t *order = NULL;
-    if (dict && d->sort && n) {
-        order = j_alloc(d->r, n * sizeof(size_t));
-        for (size_t i = 0; i < n; i++) {
-            size_t at = i;
-            bool less = true;
-            while (at > 0) {
-                TRY(j_less(d->r, v.dict->keys[i], v.dict->keys[order[at - 1]], &less));
-                if (!less) break;
-                order[at] = order[at - 1];
-                at--;
-            }
-            order[at] = i;
-        }
-    }
+    if (dict && d->sort && n) TRY(j_sort_order(d->r, v.dict->keys, false, n, &order));
     for (size_t i = 0; i < n; i++) {
         size_t k = order ? order[i] : i;
         if (i) buf_add(d->b, d->item_sep.s, d->item_sep.n);
@@ -117,9 +103,9 @@ static int dump_value(dump *d, jv v, int depth)
 {
     int rc = j_step(d->r);
     if (rc < 0) return rc;
-    if (depth > J_MAX_NEST) return j_fail(d->r, "values nested too deep for tojson");
-    if (d->b->len > J_MAX_BYTES)
-        return j_fail(d->r, "tojson makes more than %zu bytes", J_MAX_BYTES);
+    if (depth > J_MAX_NEST)
+        return j_limit(d->r, "values nested deeper than the limit of %d", J_MAX_NEST);
+    TRY(j_room(d->r, d->b->len));
     switch (v.t) {
     case J_NONE:
         buf_puts(d->b, "null");
@@ -139,6 +125,9 @@ static int dump_value(dump *d, jv v, int depth)
     case J_STR:
         dump_str(d, v);
         return 0;
+    case J_BIG:
+        buf_add(d->b, v.s, v.n);
+        return 0;
     case J_LIST:
     case J_TUPLE:
     case J_DICT:
@@ -146,330 +135,57 @@ static int dump_value(dump *d, jv v, int depth)
     default:
         return j_fail(d->r, "tojson cannot write a value of type %s", j_type_name(v));
     }
+out:
+    return rc;
+}
+
+static int indent_arg(jrun *r, const jcall *c, dump *d)
+{
+    jv v = j_none();
+    char spaces[64];
+    j_arg(c, 1, "indent", &v);
+    if (v.t == J_NONE) return 0;
+    d->pretty = true;
+    if (v.t == J_STR) {
+        if (v.n > sizeof(spaces)) return j_limit(r, "tojson's indent is above the limit of 64");
+        d->indent = v;
+        return 0;
+    }
+    if (!j_is_int(v)) return j_fail(r, "tojson's indent must be a number or a string");
+    int64_t n = v.t == J_INT ? v.i : v.b;
+    if (n > (int64_t)sizeof(spaces)) return j_limit(r, "tojson's indent is above the limit of 64");
+    memset(spaces, ' ', sizeof(spaces));
+    d->indent = j_copy(r, spaces, n < 0 ? 0 : (size_t)n);
+    return 0;
+}
+
+static int separators_arg(jrun *r, const jcall *c, dump *d)
+{
+    jlist *l;
+    jv v = j_none();
+    int rc = 0;
+    j_arg(c, 2, "separators", &v);
+    d->item_sep = j_strz(d->pretty ? "," : ", ");
+    d->key_sep = j_strz(": ");
+    if (v.t == J_NONE) return 0;
+    if ((rc = j_iter(r, v, &l)) < 0) return rc;
+    if (l->n != 2 || l->v[0].t != J_STR || l->v[1].t != J_STR)
+        return j_fail(r, "tojson's separators must be two strings");
+    d->item_sep = l->v[0];
+    d->key_sep = l->v[1];
+    return 0;
 }
 
 int j_tojson(jrun *r, jv self, const jcall *c, jv *out)
 {
+    int rc = 0;
     buf b = {0};
     dump d = {.r = r, .b = &b};
-    jv v = j_none();
-    d.ascii = flag_arg(c, 0, "ensure_ascii", false);
-    d.sort = flag_arg(c, 3, "sort_keys", false);
-    j_arg(c, 1, "indent", &v);
-    if (v.t == J_INT || v.t == J_BOOL) {
-        int64_t n = v.t == J_INT ? v.i : v.b;
-        char spaces[64];
-        if (n > 64) return j_fail(r, "tojson's indent is larger than 64");
-        memset(spaces, ' ', sizeof(spaces));
-        d.pretty = true;
-        d.indent = j_copy(r, spaces, n < 0 ? 0 : (size_t)n);
-    } else if (v.t == J_STR) {
-        if (v.n > 64) return j_fail(r, "tojson's indent is longer than 64");
-        d.pretty = true;
-        d.indent = v;
-    }
-    d.item_sep = j_strz(d.pretty ? "," : ", ");
-    d.key_sep = j_strz(": ");
-    v = j_none();
-    j_arg(c, 2, "separators", &v);
-    if (v.t == J_LIST || v.t == J_TUPLE) {
-        if (v.list->n != 2 || v.list->v[0].t != J_STR || v.list->v[1].t != J_STR)
-            return j_fail(r, "tojson's separators must be two strings");
-        d.item_sep = v.list->v[0];
-        d.key_sep = v.list->v[1];
-    }
-    int rc = dump_value(&d, self, 0);
-    if (rc >= 0)
-        *out = j_take(r, &b);
-    else
-        buf_free(&b);
-    return rc;
-}
-
-/* ---- strings ---- */
-
-static int f_case(jrun *r, jv v, int how, jv *out)
-{
-    jv s;
-    int rc = text_of(r, v, &s);
-    if (rc >= 0) *out = j_case(r, s, how);
-    return rc;
-}
-
-static int f_lower(jrun *r, jv v, const jcall *c, jv *out)
-{
-    (void)c;
-    return f_case(r, v, 0, out);
-}
-
-static int f_upper(jrun *r, jv v, const jcall *c, jv *out)
-{
-    (void)c;
-    return f_case(r, v, 1, out);
-}
-
-static int f_capitalize(jrun *r, jv v, const jcall *c, jv *out)
-{
-    (void)c;
-    return f_case(r, v, 2, out);
-}
-
-static int f_title(jrun *r, jv v, const jcall *c, jv *out)
-{
-    (void)c;
-    return f_case(r, v, 4, out);
-}
-
-static int f_trim(jrun *r, jv v, const jcall *c, jv *out)
-{
-    jv s, set = j_none();
-    int rc = text_of(r, v, &s);
-    if (rc < 0) return rc;
-    j_arg(c, 0, "chars", &set);
-    *out = j_strip(s, set.t == J_STR ? set.s : NULL, set.t == J_STR ? set.n : 0, true, true);
-    return 0;
-}
-
-static int f_string(jrun *r, jv v, const jcall *c, jv *out)
-{
-    (void)c;
-    return text_of(r, v, out);
-}
-
-int j_escape(jrun *r, jv v, jv *out)
-{
-    jv s;
-    buf b = {0};
-    int rc = text_of(r, v, &s);
-    if (rc < 0) return rc;
-    for (size_t i = 0; i < s.n; i++) {
-        switch (s.s[i]) {
-        case '&':
-            buf_puts(&b, "&amp;");
-            break;
-        case '<':
-            buf_puts(&b, "&lt;");
-            break;
-        case '>':
-            buf_puts(&b, "&gt;");
-            break;
-        case '"':
-            buf_puts(&b, "&#34;");
-            break;
-        case '\'':
-            buf_puts(&b, "&#39;");
-            break;
-        default:
-            buf_putc(&b, s.s[i]);
-        }
-    }
-    *out = j_take(r, &b);
-    out->safe = true;
-    return 0;
-}
-
-static int f_escape(jrun *r, jv v, const jcall *c, jv *out)
-{
-    (void)c;
-    *out = v;
-    return v.t == J_STR && v.safe ? 0 : j_escape(r, v, out);
-}
-
-static int f_replace(jrun *r, jv v, const jcall *c, jv *out)
-{
-    jv s, a, b;
-    int rc = 0;
-    TRY(text_of(r, v, &s));
-    if (!j_arg(c, 0, "old", &a) || !j_arg(c, 1, "new", &b))
-        return j_fail(r, "filter 'replace' takes what to replace and the new text");
-    TRY(text_of(r, a, &a));
-    TRY(text_of(r, b, &b));
-    jv args[3] = {a, b, j_none()};
-    jcall call = {.n = j_arg(c, 2, "count", &args[2]) && args[2].t != J_NONE ? 3 : 2, .v = args};
-    TRY(j_find_method(s, "replace", 7, &(bool){false})->fn(r, s, &call, out));
-out:
-    return rc;
-}
-
-/* Lines after the first get the indent, empty ones only with `blank`. */
-static int f_indent(jrun *r, jv v, const jcall *c, jv *out)
-{
-    jv s, width = j_int(4), pad;
-    int rc = 0;
-    buf b = {0};
-    TRY(text_of(r, v, &s));
-    j_arg(c, 0, "width", &width);
-    bool first = flag_arg(c, 1, "first", false), blank = flag_arg(c, 2, "blank", false);
-    if (width.t == J_STR)
-        pad = width;
-    else
-        TRY(j_binary(r, JT_MUL, j_strz(" "), width, &pad));
-    if (pad.n && s.n > J_MAX_BYTES / 2 / (pad.n + 1)) TRY(j_room(r, J_MAX_BYTES));
-    if (first) buf_add(&b, pad.s, pad.n);
-    for (size_t at = 0, line = 0;; line++) {
-        const char *nl = at < s.n ? memchr(s.s + at, '\n', s.n - at) : NULL;
-        size_t end = nl ? (size_t)(nl - s.s) : s.n;
-        if (line && (blank || end > at)) buf_add(&b, pad.s, pad.n);
-        buf_add(&b, s.s + at, end - at);
-        if (!nl) break;
-        buf_putc(&b, '\n');
-        at = end + 1;
-    }
-    *out = j_copy(r, b.data, b.len);
-out:
-    buf_free(&b);
-    return rc;
-}
-
-static int f_wordcount(jrun *r, jv v, const jcall *c, jv *out)
-{
-    jv s;
-    int64_t n = 0;
-    bool in_word = false;
-    int rc = text_of(r, v, &s);
-    (void)c;
-    if (rc < 0) return rc;
-    for (size_t i = 0; i < s.n; i++) {
-        bool w = (uint8_t)s.s[i] >= 0x80 || s.s[i] == '_' || (s.s[i] >= '0' && s.s[i] <= '9') ||
-                 ((s.s[i] | 32) >= 'a' && (s.s[i] | 32) <= 'z');
-        n += w && !in_word;
-        in_word = w;
-    }
-    *out = j_int(n);
-    return 0;
-}
-
-static int f_center(jrun *r, jv v, const jcall *c, jv *out)
-{
-    jv s;
-    int64_t width = 80;
-    int rc = 0;
-    TRY(text_of(r, v, &s));
-    TRY(j_arg_int(r, c, 0, "width", &width));
-    jv args[1] = {j_int(width)};
-    jcall call = {.n = 1, .v = args};
-    TRY(j_find_method(s, "center", 6, &(bool){false})->fn(r, s, &call, out));
-out:
-    return rc;
-}
-
-static int f_urlencode(jrun *r, jv v, const jcall *c, jv *out)
-{
-    jv s;
-    buf b = {0};
-    int rc = text_of(r, v, &s);
-    (void)c;
-    if (rc < 0) return rc;
-    for (size_t i = 0; i < s.n; i++) {
-        char ch = s.s[i];
-        if ((ch >= '0' && ch <= '9') || ((ch | 32) >= 'a' && (ch | 32) <= 'z') ||
-            (ch && strchr("_.-~/", ch)))
-            buf_putc(&b, ch);
-        else
-            buf_printf(&b, "%%%02X", (uint8_t)ch);
-    }
-    *out = j_take(r, &b);
-    return 0;
-}
-
-/* One conversion of a printf-style format: "%5.2f" with its argument. */
-static int format_one(jrun *r, buf *b, const char *spec, char kind, jv v)
-{
-    jv s;
-    int rc = 0;
-    buf text = {0};
-    char wide[24];
-    size_t n = strlen(spec);
-    if (n > 12) return j_fail(r, "a format that is too long");
-    if (kind == 's' || kind == 'r') {
-        if (kind == 's')
-            rc = j_print(r, &text, v);
-        else
-            rc = j_repr(r, &text, v, 0);
-        s = rc < 0 ? j_none() : j_take(r, &text);
-        if (rc < 0) {
-            buf_free(&text);
-            return rc;
-        }
-        long width = strtol(spec[0] == '-' ? spec + 1 : spec, NULL, 10);
-        long pad = width - (long)j_chars(s);
-        for (long i = 0; spec[0] != '-' && i < pad && i < 10000; i++)
-            buf_putc(b, ' ');
-        buf_add(b, s.s, s.n);
-        for (long i = 0; spec[0] == '-' && i < pad && i < 10000; i++)
-            buf_putc(b, ' ');
-        return 0;
-    }
-    if (!j_is_num(v)) return j_fail(r, "'%%%c' needs a number, found %s", kind, j_type_name(v));
-    for (const char *p = spec; *p; p++)
-        if (strtol(p, NULL, 10) > 1000) return j_fail(r, "a format that is too wide");
-    double f = v.t == J_FLOAT ? v.f : v.t == J_BOOL ? (double)v.b : (double)v.i;
-    bool whole = kind == 'd' || kind == 'i' || kind == 'x' || kind == 'X' || kind == 'o';
-    if (whole && v.t == J_FLOAT && !(fabs(f) < 9e18)) return j_fail(r, "a number beyond 64 bits");
-    wide[0] = '%';
-    memcpy(wide + 1, spec, n);
-    memcpy(wide + 1 + n, whole ? "ll" : "", whole ? 2 : 0);
-    wide[1 + n + (whole ? 2 : 0)] = kind;
-    wide[2 + n + (whole ? 2 : 0)] = 0;
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wformat-nonliteral"
-    if (whole)
-        buf_printf(b, wide,
-                   v.t == J_FLOAT  ? (long long)f
-                   : v.t == J_BOOL ? (long long)v.b
-                                   : (long long)v.i);
-    else
-        buf_printf(b, wide, f);
-#pragma GCC diagnostic pop
-    return 0;
-}
-
-/* "..." % args and the filter format. */
-static int f_format(jrun *r, jv v, const jcall *c, jv *out)
-{
-    int rc = 0;
-    size_t next = 0;
-    buf b = {0};
-    jv s;
-    const jv *args = c->v;
-    size_t n_args = c->n;
-    TRY(text_of(r, v, &s));
-    if (n_args == 1 && args[0].t == J_TUPLE) {
-        n_args = args[0].list->n;
-        args = args[0].list->v;
-    }
-    for (size_t i = 0; i < s.n; i++) {
-        char spec[16] = {0};
-        size_t k = 0;
-        jv arg;
-        if (s.s[i] != '%') {
-            buf_putc(&b, s.s[i]);
-            continue;
-        }
-        if (++i < s.n && s.s[i] == '%') {
-            buf_putc(&b, '%');
-            continue;
-        }
-        bool named = i < s.n && s.s[i] == '(';
-        if (named) {
-            const char *end = memchr(s.s + i, ')', s.n - i);
-            jv box = c->n && c->v[0].t == J_DICT ? c->v[0] : j_none();
-            if (!end || box.t != J_DICT ||
-                !j_dict_gets(box.dict, s.s + i + 1, (size_t)(end - s.s) - i - 1, &arg))
-                TRY(j_fail(r, "a format's name has no value"));
-            i = (size_t)(end - s.s) + 1;
-        }
-        while (i < s.n && k < 12 && s.s[i] && strchr("-+ 0123456789.", s.s[i]))
-            spec[k++] = s.s[i++];
-        char kind = i < s.n ? s.s[i] : 0;
-        if (!kind || !strchr("srdixXofFeEgG", kind))
-            TRY(j_fail(r, "a format that is not supported"));
-        if (!named) {
-            if (next >= n_args) TRY(j_fail(r, "a format with too few values"));
-            arg = args[next++];
-        }
-        TRY(format_one(r, &b, spec, kind, arg));
-    }
+    d.ascii = j_flag(c, 0, "ensure_ascii", false);
+    d.sort = j_flag(c, 3, "sort_keys", false);
+    TRY(indent_arg(r, c, &d));
+    TRY(separators_arg(r, c, &d));
+    TRY(dump_value(&d, self, 0));
     *out = j_copy(r, b.data, b.len);
 out:
     buf_free(&b);
@@ -478,59 +194,209 @@ out:
 
 /* ---- numbers ---- */
 
+/* The text of a number without the white space around it and the underscores between its digits,
+ * digits of other scripts as ASCII; false when it cannot be one. */
+static bool number_text(jv s, char *out, size_t cap)
+{
+    size_t k = 0;
+    s = j_strip(s, NULL, 0, true, true);
+    for (size_t i = 0; i < s.n;) {
+        uint32_t cp = 0;
+        int used = utf8_decode(s.s + i, s.n - i, &cp);
+        if (used <= 0 || k + 1 >= cap) return false;
+        if (cp == '_') {
+            bool between = k && isalnum((unsigned char)out[k - 1]) && i + 1 < s.n &&
+                           (isalnum((unsigned char)s.s[i + 1]) || (uint8_t)s.s[i + 1] >= 0x80);
+            if (!between) return false;
+        } else if (cp < 0x80) {
+            out[k++] = (char)cp;
+        } else if (j_is(cp, J_IS_DECIMAL)) { /* ten of them always stand in a row */
+            uint32_t zero = cp;
+            while (zero > cp - 9 && j_is(zero - 1, J_IS_DECIMAL) && (cp < 0x1d7ce || cp > 0x1d7ff))
+                zero--;
+            if (cp >= 0x1d7ce && cp <= 0x1d7ff) zero = cp - (cp - 0x1d7ce) % 10;
+            out[k++] = (char)('0' + (cp - zero));
+        } else {
+            return false;
+        }
+        i += (size_t)used;
+    }
+    out[k] = 0;
+    return k > 0;
+}
+
+/* Python's int(text, base): 1 = a number, 0 = none, negative = an error. */
+static int int_of_text(jrun *r, jv s, int64_t base, jv *out)
+{
+    char t[400], *end, *p = t;
+    if (base != 0 && (base < 2 || base > 36)) return 0;
+    if (!number_text(s, t, sizeof(t))) return 0;
+    bool minus = *p == '-';
+    if (*p == '-' || *p == '+') p++;
+    char kind = *p == '0' ? (char)(p[1] | 32) : 0;
+    int64_t prefix = kind == 'x' ? 16 : kind == 'o' ? 8 : kind == 'b' ? 2 : 0;
+    if (prefix && (base == 0 || base == prefix)) {
+        p += 2;
+        base = prefix;
+    } else if (base == 0) {
+        base = 10;
+        if (*p == '0' && strspn(p, "0") != strlen(p)) return 0;
+    }
+    if (!isalnum((unsigned char)*p)) return 0;
+    if (base == 10) {
+        if (strspn(p, "0123456789") != strlen(p)) return 0;
+        *out = j_int_text(r, t, strlen(t));
+        return 1;
+    }
+    errno = 0;
+    unsigned long long u = strtoull(p, &end, (int)base);
+    if (*end || (base == 16 && (p[1] | 32) == 'x')) return 0;
+    if (errno || u > INT64_MAX) return j_limit(r, "an integer above the limit of 64 bits");
+    *out = j_int(minus ? -(int64_t)u : (int64_t)u);
+    return 1;
+}
+
+/* Python's float(text). */
+static bool float_of_text(jv s, double *out)
+{
+    char t[400], *end;
+    if (!number_text(s, t, sizeof(t)) || strpbrk(t, "xXpP(")) return false;
+    *out = strtod(t, &end);
+    return !*end;
+}
+
+static int whole_part(jrun *r, double f, jv *out)
+{
+    if (isnan(f) || isinf(f)) return j_fail(r, "no integer is %s", isnan(f) ? "nan" : "infinite");
+    if (fabs(f) >= 9.2e18) return j_limit(r, "an integer above the limit of 64 bits");
+    *out = j_int((int64_t)f);
+    return 0;
+}
+
 static int f_int(jrun *r, jv v, const jcall *c, jv *out)
 {
-    jv otherwise = j_int(0), s;
-    int64_t base = 10;
-    int rc = j_arg_int(r, c, 1, "base", &base);
-    if (rc < 0) return rc;
+    jv otherwise = j_int(0), base_arg = j_int(10);
+    double f;
+    int rc;
     j_arg(c, 0, "default", &otherwise);
+    j_arg(c, 1, "base", &base_arg);
     *out = otherwise;
-    if (v.t == J_INT || v.t == J_BOOL) {
+    switch (v.t) {
+    case J_UNDEF:
+        return j_fail(r, "'%s' is undefined", v.s ? v.s : "value");
+    case J_INT:
+    case J_BOOL:
         *out = j_int(v.t == J_INT ? v.i : v.b);
-    } else if (v.t == J_FLOAT && fabs(v.f) < 9.2e18) {
-        *out = j_int((int64_t)v.f);
-    } else if (v.t == J_STR && v.n && v.n < 400 && base >= 2 && base <= 36) {
-        char *end;
-        s = j_strip(v, NULL, 0, true, true);
-        s = j_copy(r, s.s, s.n);
-        long long i = strtoll(s.s, &end, (int)base);
-        if (s.n && !*end)
-            *out = j_int(i);
-        else if (s.n) {
-            double f = strtod(s.s, &end);
-            if (!*end && fabs(f) < 9.2e18) *out = j_int((int64_t)f);
-        }
+        return 0;
+    case J_BIG:
+        *out = v;
+        return 0;
+    case J_FLOAT:
+        return isnan(v.f) ? 0 : whole_part(r, v.f, out);
+    case J_STR:
+        rc = j_is_int(base_arg)
+                 ? int_of_text(r, v, base_arg.t == J_INT ? base_arg.i : base_arg.b, out)
+                 : 0;
+        if (rc != 0) return rc < 0 ? rc : 0;
+        *out = otherwise;
+        return float_of_text(v, &f) && isfinite(f) ? whole_part(r, f, out) : 0;
+    default:
+        return 0;
     }
-    return 0;
 }
 
 static int f_float(jrun *r, jv v, const jcall *c, jv *out)
 {
-    jv otherwise = j_float(0), s;
+    jv otherwise = j_float(0);
+    double f;
     j_arg(c, 0, "default", &otherwise);
     *out = otherwise;
-    if (v.t == J_FLOAT) {
+    if (v.t == J_UNDEF) return j_fail(r, "'%s' is undefined", v.s ? v.s : "value");
+    if (v.t == J_FLOAT)
         *out = v;
-    } else if (v.t == J_INT || v.t == J_BOOL) {
+    else if (j_is_int(v))
         *out = j_float(v.t == J_INT ? (double)v.i : (double)v.b);
-    } else if (v.t == J_STR && v.n && v.n < 400) {
-        char *end;
-        s = j_strip(v, NULL, 0, true, true);
-        s = j_copy(r, s.s, s.n);
-        double f = strtod(s.s, &end);
-        if (s.n && !*end) *out = j_float(f);
-    }
+    else if (v.t == J_BIG)
+        *out = j_float(strtod(v.s, NULL));
+    else if (v.t == J_STR && float_of_text(v, &f))
+        *out = j_float(f);
     return 0;
 }
 
 static int f_abs(jrun *r, jv v, const jcall *c, jv *out)
 {
     (void)c;
+    if (v.t == J_BIG) {
+        *out = v;
+        if (v.s[0] == '-') *out = j_int_text(r, v.s + 1, v.n - 1);
+        return 0;
+    }
     if (!j_is_num(v)) return j_fail(r, "filter 'abs' needs a number, found %s", j_type_name(v));
-    if (v.t == J_INT && v.i == INT64_MIN) return j_fail(r, "an integer larger than 64 bits");
-    *out = v.t == J_FLOAT ? j_float(fabs(v.f)) : j_int(v.t == J_BOOL ? v.b : v.i < 0 ? -v.i : v.i);
+    if (v.t == J_FLOAT) {
+        *out = j_float(fabs(v.f));
+        return 0;
+    }
+    return j_binary(r, JT_MUL, v, j_int(v.t == J_INT && v.i < 0 ? -1 : 1), out);
+}
+
+/* 1234 to hundreds and so on, half to even. */
+static int round_int(jrun *r, jv v, int64_t places, jv *out)
+{
+    int64_t i = v.t == J_BOOL ? v.b : v.i, unit = 1;
+    if (places < -18) {
+        *out = j_int(0);
+        return 0;
+    }
+    for (; places < 0; places++)
+        unit *= 10;
+    int64_t rest = i % unit, low = i - rest;
+    if (rest < 0) {
+        rest += unit;
+        low -= unit;
+    }
+    bool up = rest > unit - rest || (unit > 1 && rest == unit - rest && (low / unit) % 2 != 0);
+    return up ? j_binary(r, JT_ADD, j_int(low), j_int(unit), out) : (*out = j_int(low), 0);
+}
+
+static int round_float(jrun *r, double f, int64_t places, jv *out)
+{
+    buf b = {0};
+    double scale = pow(10, (double)(places < 0 ? -places : places));
+    *out = j_float(f);
+    if (!isfinite(f) || places > 320) return 0;
+    if (places < -308) {
+        *out = j_float(copysign(0, f));
+    } else if (places < 0) {
+        double y = round(f / scale);
+        if (fabs(f / scale - y) == 0.5) y = 2.0 * round(f / scale / 2.0);
+        *out = j_float(y * scale);
+        if (isinf(out->f)) return j_fail(r, "a result out of range");
+    } else { /* printf rounds the exact value, half to even */
+        buf_printf(&b, "%.*f", (int)places, f);
+        *out = j_float(strtod(b.data, NULL));
+        buf_free(&b);
+    }
     return 0;
+}
+
+/* ceil and floor: the value times 10 ** places, as an integer, over the same. */
+static int round_to_side(jrun *r, jv v, int64_t places, bool up, jv *out)
+{
+    int rc = 0;
+    jv scale, x;
+    TRY(j_binary(r, JT_POW, j_int(10), j_int(places), &scale));
+    TRY(j_binary(r, JT_MUL, v, scale, &x));
+    if (x.t == J_FLOAT) {
+        if (!isfinite(x.f)) return j_fail(r, "a number that is not finite");
+        double f = up ? ceil(x.f) : floor(x.f);
+        if (fabs(f) < 9e18)
+            x = j_int((int64_t)f);
+        else
+            x = j_float(f);
+    }
+    TRY(j_binary(r, JT_DIV, x, scale, out));
+out:
+    return rc;
 }
 
 static int f_round(jrun *r, jv v, const jcall *c, jv *out)
@@ -540,25 +406,16 @@ static int f_round(jrun *r, jv v, const jcall *c, jv *out)
     int rc = j_arg_int(r, c, 0, "precision", &places);
     if (rc < 0) return rc;
     j_arg(c, 1, "method", &method);
+    bool up = j_is_str(method, "ceil");
+    if (!up && !j_is_str(method, "floor") && !j_is_str(method, "common"))
+        return j_fail(r, "filter 'round': the method must be common, ceil or floor");
+    if (v.t == J_BIG) return j_limit(r, "an integer above the limit of 64 bits");
     if (!j_is_num(v)) return j_fail(r, "filter 'round' needs a number, found %s", j_type_name(v));
-    if (places > 300 || places < -300) return j_fail(r, "filter 'round': too many places");
-    double f = v.t == J_FLOAT ? v.f : v.t == J_BOOL ? (double)v.b : (double)v.i;
-    double scale = pow(10, (double)places);
-    if (j_is_str(method, "ceil")) {
-        *out = j_float(ceil(f * scale) / scale);
-    } else if (j_is_str(method, "floor")) {
-        *out = j_float(floor(f * scale) / scale);
-    } else if (v.t != J_FLOAT && places >= 0) {
-        *out = v.t == J_BOOL ? j_int(v.b) : v;
-    } else if (places >= 0 && places < 40) { /* printf rounds the exact value, half to even */
-        buf b = {0};
-        buf_printf(&b, "%.*f", (int)places, f);
-        *out = j_float(strtod(b.data, NULL));
-        buf_free(&b);
-    } else {
-        *out = j_float(nearbyint(f * scale) / scale);
-    }
-    return 0;
+    if (places > 300 || places < -300)
+        return j_limit(r, "'round' to more places than the limit of 300");
+    if (!j_is_str(method, "common")) return round_to_side(r, v, places, up, out);
+    if (v.t == J_FLOAT) return round_float(r, v.f, places, out);
+    return round_int(r, v, places, out);
 }
 
 /* ---- collections ---- */
@@ -577,7 +434,7 @@ static int f_default(jrun *r, jv v, const jcall *c, jv *out)
     jv otherwise = j_strz("");
     (void)r;
     j_arg(c, 0, "default_value", &otherwise);
-    bool by_truth = flag_arg(c, 1, "boolean", false);
+    bool by_truth = j_flag(c, 1, "boolean", false);
     *out = v.t == J_UNDEF || (by_truth && !j_truth(v)) ? otherwise : v;
     return 0;
 }
@@ -598,6 +455,10 @@ static int f_list(jrun *r, jv v, const jcall *c, jv *out)
 static int f_first(jrun *r, jv v, const jcall *c, jv *out)
 {
     jlist *l;
+    if (v.t == J_GEN && v.list->at < v.list->n) {
+        *out = v.list->v[v.list->at++];
+        return 0;
+    }
     int rc = j_iter(r, v, &l);
     (void)c;
     if (rc >= 0) *out = l->n ? l->v[0] : j_undef("first item");
@@ -607,7 +468,7 @@ static int f_first(jrun *r, jv v, const jcall *c, jv *out)
 static int f_last(jrun *r, jv v, const jcall *c, jv *out)
 {
     jlist *l;
-    if (v.t == J_GEN) return j_fail(r, "a generator has no last item");
+    if (v.t == J_GEN || v.t == J_LOOP) return j_fail(r, "a generator has no last item");
     int rc = j_iter(r, v, &l);
     (void)c;
     if (rc >= 0) *out = l->n ? l->v[l->n - 1] : j_undef("last item");
@@ -625,11 +486,21 @@ static int f_reverse(jrun *r, jv v, const jcall *c, jv *out)
         for (size_t i = l->n; i-- > 0;)
             buf_add(&b, l->v[i].s, l->v[i].n);
         *out = j_take(r, &b);
+        out->safe = v.safe;
         return 0;
     }
     *out = j_list(r, l->n);
     for (size_t i = l->n; i-- > 0;)
         j_push(r, out->list, l->v[i]);
+    out->t = v.t == J_GEN ? J_LIST : J_GEN; /* reversed() refuses generators; then it is a list */
+    return 0;
+}
+
+/* Makes *out a generator, also after an error that no limit gave: that comes behind its items. */
+static int later(jrun *r, int rc, jv *out)
+{
+    if (rc < 0 && r->over) return rc;
+    if (rc < 0) out->list->fail = j_copy(r, r->e->msg, strlen(r->e->msg)).s;
     out->t = J_GEN;
     return 0;
 }
@@ -637,9 +508,9 @@ static int f_reverse(jrun *r, jv v, const jcall *c, jv *out)
 static int f_items(jrun *r, jv v, const jcall *c, jv *out)
 {
     (void)c;
-    if (v.t != J_DICT && v.t != J_UNDEF)
-        return j_fail(r, "filter 'items' needs a mapping, found %s", j_type_name(v));
     *out = j_list(r, 0);
+    if (v.t != J_DICT && v.t != J_UNDEF)
+        return later(r, j_fail(r, "filter 'items' needs a mapping, found %s", j_type_name(v)), out);
     for (size_t i = 0; v.t == J_DICT && i < v.dict->n; i++) {
         jv pair = j_list(r, 2);
         pair.t = J_TUPLE;
@@ -657,8 +528,13 @@ static int follow(jrun *r, jv x, jv path, jv otherwise, jv *out)
     int rc;
     *out = x;
     if (path.t == J_NONE) return 0;
-    if (path.t != J_STR) return j_item(r, x, path, out);
+    if (path.t != J_STR) {
+        rc = j_item(r, x, path, out);
+        if (rc >= 0 && out->t == J_UNDEF && otherwise.t != J_UNDEF) *out = otherwise;
+        return rc;
+    }
     for (size_t at = 0; at <= path.n;) {
+        if ((rc = j_step(r)) < 0) return rc;
         const char *dot = memchr(path.s + at, '.', path.n - at);
         size_t end = dot ? (size_t)(dot - path.s) : path.n;
         jv part = j_str(path.s + at, end - at);
@@ -677,32 +553,70 @@ static int follow(jrun *r, jv x, jv path, jv otherwise, jv *out)
 
 static int f_attr(jrun *r, jv v, const jcall *c, jv *out)
 {
-    if (c->n != 1 || c->v[0].t != J_STR) return j_fail(r, "filter 'attr' takes a name");
-    jv name = j_copy(r, c->v[0].s, c->v[0].n);
-    bool ns = v.t == J_NS;
-    *out = j_undef(name.s);
-    return ns ? j_attr(r, v, name.s, name.n, out) : 0;
+    jv name = j_none(), own = v;
+    j_arg(c, 0, "name", &name);
+    if (name.t != J_STR) return j_fail(r, "filter 'attr' takes a name");
+    name = j_copy(r, name.s, name.n);
+    if (v.t == J_DICT) own = j_dict(r); /* methods only, no keys */
+    int rc = j_attr(r, own, name.s, name.n, out);
+    if (rc >= 0 && out->t == J_FUNC && !out->fn->macro) out->fn->self = v;
+    return rc;
+}
+
+int j_join(jrun *r, jv sep, jlist *l, jv *out)
+{
+    int rc = 0;
+    buf b = {0};
+    for (size_t i = 0; i < l->n; i++) {
+        if (i) TRY(j_print(r, &b, sep));
+        TRY(j_print(r, &b, l->v[i]));
+        TRY(j_step(r));
+        TRY(j_room(r, b.len));
+    }
+    *out = j_copy(r, b.data, b.len);
+out:
+    buf_free(&b);
+    return rc;
+}
+
+/* In autoescape, one safe item makes the result safe and escapes the others. */
+static int join_escaped(jrun *r, jv sep, jlist *l, jv *out)
+{
+    int rc = 0;
+    bool safe = sep.t == J_STR && sep.safe;
+    for (size_t i = 0; i < l->n; i++)
+        safe = safe || (l->v[i].t == J_STR && l->v[i].safe);
+    jv all = j_list(r, l->n);
+    for (size_t i = 0; i < l->n; i++) {
+        jv x = l->v[i];
+        if (safe) TRY(j_escape(r, x, &x));
+        j_push(r, all.list, x);
+    }
+    if (safe) TRY(j_escape(r, sep, &sep));
+    TRY(j_join(r, sep, all.list, out));
+    out->safe = safe;
+out:
+    return rc;
 }
 
 static int f_join(jrun *r, jv v, const jcall *c, jv *out)
 {
     int rc = 0;
     jlist *l;
-    jv sep = j_strz(""), path = j_none();
-    buf b = {0};
+    jv sep = j_strz(""), path = j_none(), parts;
     TRY(j_iter(r, v, &l));
     j_arg(c, 0, "d", &sep);
     j_arg(c, 1, "attribute", &path);
-    TRY(text_of(r, sep, &sep));
+    parts = j_list(r, l->n);
     for (size_t i = 0; i < l->n; i++) {
         jv x;
-        if (i) TRY(j_print(r, &b, sep));
         TRY(follow(r, l->v[i], path, j_undef(NULL), &x));
-        TRY(j_print(r, &b, x));
+        j_push(r, parts.list, x);
     }
-    *out = j_copy(r, b.data, b.len);
+    if (r->autoescape) return join_escaped(r, sep, parts.list, out);
+    TRY(j_to_str(r, sep, &sep));
+    TRY(j_join(r, sep, parts.list, out));
 out:
-    buf_free(&b);
     return rc;
 }
 
@@ -722,15 +636,15 @@ static int visit_if_true(jrun *r, jv v, jlist **out)
     return j_iter(r, j_truth(v) ? v : j_undef(NULL), out);
 }
 
-static int f_map(jrun *r, jv v, const jcall *c, jv *out)
+static int map_items(jrun *r, const jlist *l, const jcall *c, jlist *result)
 {
     int rc = 0;
-    jlist *l;
-    jv path = j_none(), otherwise = j_undef(NULL), result;
-    TRY(visit_if_true(r, v, &l));
-    result = j_list(r, l->n);
+    jv path = j_none(), otherwise = j_undef(NULL);
     bool by_attr = c->n == 0 && j_arg(c, 9, "attribute", &path);
-    j_arg(c, 9, "default", &otherwise);
+    if (by_attr && j_arg(c, 9, "default", &otherwise) && otherwise.t == J_NONE)
+        otherwise = j_undef(NULL);
+    if (by_attr && c->n_kw != (otherwise.t != J_UNDEF || c->n_kw == 2 ? 2u : 1u))
+        return j_fail(r, "filter 'map' takes attribute and default only");
     if (!by_attr && (c->n == 0 || c->v[0].t != J_STR))
         return j_fail(r, "filter 'map' takes a filter's name or attribute=");
     jcall rest = rest_of(c, 1);
@@ -741,21 +655,26 @@ static int f_map(jrun *r, jv v, const jcall *c, jv *out)
             TRY(follow(r, l->v[i], path, otherwise, &x));
         else
             TRY(j_filter(r, c->v[0].s, c->v[0].n, l->v[i], &rest, &x));
-        j_push(r, result.list, x);
+        j_push(r, result, x);
     }
-    result.t = J_GEN;
-    *out = result;
 out:
     return rc;
 }
 
-static int sift(jrun *r, jv v, const jcall *c, bool by_attr, bool want, jv *out)
+static int f_map(jrun *r, jv v, const jcall *c, jv *out)
+{
+    jlist *l;
+    *out = j_list(r, 0);
+    int rc = visit_if_true(r, v, &l);
+    if (rc >= 0 && j_truth(v)) rc = map_items(r, l, c, out->list);
+    return later(r, rc, out);
+}
+
+static int sift_items(jrun *r, const jlist *l, const jcall *c, bool by_attr, bool want,
+                      jlist *result)
 {
     int rc = 0;
-    jlist *l;
     size_t k = by_attr ? 1 : 0;
-    TRY(visit_if_true(r, v, &l));
-    jv result = j_list(r, 0);
     if (c->n < k || (c->n > k && c->v[k].t != J_STR))
         return j_fail(r, "select and reject take the name of a test");
     jcall rest = rest_of(c, k + 1);
@@ -765,12 +684,19 @@ static int sift(jrun *r, jv v, const jcall *c, bool by_attr, bool want, jv *out)
         if (by_attr) TRY(follow(r, l->v[i], c->v[0], j_undef(NULL), &x));
         bool holds = j_truth(x);
         if (c->n > k) TRY(j_test(r, c->v[k].s, c->v[k].n, x, &rest, &holds));
-        if (holds == want) j_push(r, result.list, l->v[i]);
+        if (holds == want) j_push(r, result, l->v[i]);
     }
-    result.t = J_GEN;
-    *out = result;
 out:
     return rc;
+}
+
+static int sift(jrun *r, jv v, const jcall *c, bool by_attr, bool want, jv *out)
+{
+    jlist *l;
+    *out = j_list(r, 0);
+    int rc = visit_if_true(r, v, &l);
+    if (rc >= 0 && j_truth(v)) rc = sift_items(r, l, c, by_attr, want, out->list);
+    return later(r, rc, out);
 }
 
 static int f_select(jrun *r, jv v, const jcall *c, jv *out)
@@ -796,13 +722,13 @@ static int f_rejectattr(jrun *r, jv v, const jcall *c, jv *out)
 /* ---- order ---- */
 
 /* Sort keys of the items, strings folded unless case counts. */
-static int sort_keys(jrun *r, jlist *l, jv path, bool cased, jv **out)
+static int sort_keys(jrun *r, jlist *l, jv path, bool cased, jv otherwise, jv **out)
 {
     int rc = 0;
     jv *keys = j_alloc(r, (l->n + 1) * sizeof(jv));
     for (size_t i = 0; i < l->n; i++) {
         TRY(j_step(r));
-        TRY(follow(r, l->v[i], path, j_undef(NULL), &keys[i]));
+        TRY(follow(r, l->v[i], path, otherwise, &keys[i]));
         if (keys[i].t == J_STR && !cased) keys[i] = j_case(r, keys[i], 0);
     }
     *out = keys;
@@ -833,12 +759,20 @@ out:
     return rc;
 }
 
+/* Positions in the order of their keys. */
+int j_sort_order(jrun *r, const jv *keys, bool down, size_t n, size_t **out)
+{
+    size_t *a = j_alloc(r, (n + 1) * 2 * sizeof(size_t));
+    for (size_t i = 0; i < n; i++)
+        a[i] = i;
+    *out = a;
+    return merge_sort(r, keys, down, a, a + n + 1, n);
+}
+
 static int sorted(jrun *r, jlist *l, const jv *keys, bool down, jv *out)
 {
-    size_t *a = j_alloc(r, (l->n + 1) * 2 * sizeof(size_t));
-    for (size_t i = 0; i < l->n; i++)
-        a[i] = i;
-    int rc = merge_sort(r, keys, down, a, a + l->n + 1, l->n);
+    size_t *a;
+    int rc = j_sort_order(r, keys, down, l->n, &a);
     if (rc < 0) return rc;
     *out = j_list(r, l->n);
     for (size_t i = 0; i < l->n; i++)
@@ -846,15 +780,39 @@ static int sorted(jrun *r, jlist *l, const jv *keys, bool down, jv *out)
     return 0;
 }
 
+/* "age,name": each item's key is the list of what its paths lead to; a list also for one path, so
+ * that keys that are equal need no order. */
+static int many_keys(jrun *r, jlist *l, jv path, bool cased, jv **out)
+{
+    int rc = 0;
+    jv *keys = j_alloc(r, (l->n + 1) * sizeof(jv)), *one;
+    for (size_t i = 0; i < l->n; i++)
+        keys[i] = j_list(r, 2);
+    size_t n = path.t == J_STR ? path.n : 0;
+    for (size_t at = 0; at <= n;) {
+        const char *comma = n > at ? memchr(path.s + at, ',', n - at) : NULL;
+        size_t end = comma ? (size_t)(comma - path.s) : n;
+        jv part = path.t == J_STR ? j_str(path.s + at, end - at) : path;
+        TRY(sort_keys(r, l, part, cased, j_undef(NULL), &one));
+        for (size_t i = 0; i < l->n; i++)
+            j_push(r, keys[i].list, one[i]);
+        at = end + 1;
+    }
+    *out = keys;
+out:
+    return rc;
+}
+
 static int f_sort(jrun *r, jv v, const jcall *c, jv *out)
 {
     int rc = 0;
     jlist *l;
     jv *keys, path = j_none();
+    bool cased = j_flag(c, 1, "case_sensitive", false);
     TRY(j_iter(r, v, &l));
     j_arg(c, 2, "attribute", &path);
-    TRY(sort_keys(r, l, path, flag_arg(c, 1, "case_sensitive", false), &keys));
-    TRY(sorted(r, l, keys, flag_arg(c, 0, "reverse", false), out));
+    TRY(many_keys(r, l, path, cased, &keys));
+    TRY(sorted(r, l, keys, j_flag(c, 0, "reverse", false), out));
 out:
     return rc;
 }
@@ -863,34 +821,41 @@ static int f_dictsort(jrun *r, jv v, const jcall *c, jv *out)
 {
     int rc = 0;
     jv pairs, by = j_strz("key"), *keys;
+    if (v.t != J_DICT) return j_fail(r, "filter 'dictsort' needs a mapping");
     TRY(f_items(r, v, c, &pairs));
     j_arg(c, 1, "by", &by);
+    if (!j_is_str(by, "key") && !j_is_str(by, "value"))
+        return j_fail(r, "filter 'dictsort' sorts by 'key' or 'value'");
     TRY(sort_keys(r, pairs.list, j_int(j_is_str(by, "value")),
-                  flag_arg(c, 0, "case_sensitive", false), &keys));
-    TRY(sorted(r, pairs.list, keys, flag_arg(c, 2, "reverse", false), out));
+                  j_flag(c, 0, "case_sensitive", false), j_undef(NULL), &keys));
+    TRY(sorted(r, pairs.list, keys, j_flag(c, 2, "reverse", false), out));
 out:
     return rc;
 }
 
-static int f_unique(jrun *r, jv v, const jcall *c, jv *out)
+static int unique_items(jrun *r, const jlist *l, const jv *keys, jlist *result)
 {
-    int rc = 0;
-    jlist *l;
-    jv *keys, path = j_none(), seen = j_dict(r), ignored, result;
-    TRY(j_iter(r, v, &l));
-    j_arg(c, 1, "attribute", &path);
-    TRY(sort_keys(r, l, path, flag_arg(c, 0, "case_sensitive", false), &keys));
-    result = j_list(r, 0);
+    jv seen = j_dict(r), ignored;
     for (size_t i = 0; i < l->n; i++) {
         if (!j_hashable(keys[i])) return j_fail(r, "filter 'unique' over %s", j_type_name(keys[i]));
         if (j_dict_get(seen.dict, keys[i], &ignored)) continue;
         j_dict_set(r, seen.dict, keys[i], j_none());
-        j_push(r, result.list, l->v[i]);
+        j_push(r, result, l->v[i]);
     }
-    result.t = J_GEN;
-    *out = result;
-out:
-    return rc;
+    return 0;
+}
+
+static int f_unique(jrun *r, jv v, const jcall *c, jv *out)
+{
+    jlist *l;
+    jv *keys, path = j_none();
+    *out = j_list(r, 0);
+    j_arg(c, 1, "attribute", &path);
+    int rc = j_iter(r, v, &l);
+    if (rc >= 0)
+        rc = sort_keys(r, l, path, j_flag(c, 0, "case_sensitive", false), j_undef(NULL), &keys);
+    if (rc >= 0) rc = unique_items(r, l, keys, out->list);
+    return later(r, rc, out);
 }
 
 static int extreme(jrun *r, jv v, const jcall *c, bool largest, jv *out)
@@ -901,7 +866,7 @@ static int extreme(jrun *r, jv v, const jcall *c, bool largest, jv *out)
     size_t best = 0;
     TRY(j_iter(r, v, &l));
     j_arg(c, 1, "attribute", &path);
-    TRY(sort_keys(r, l, path, flag_arg(c, 0, "case_sensitive", false), &keys));
+    TRY(sort_keys(r, l, path, j_flag(c, 0, "case_sensitive", false), j_undef(NULL), &keys));
     for (size_t i = 1; i < l->n; i++) {
         bool better;
         TRY(largest ? j_less(r, keys[best], keys[i], &better)
@@ -934,7 +899,7 @@ static int f_sum(jrun *r, jv v, const jcall *c, jv *out)
     for (size_t i = 0; i < l->n; i++) {
         TRY(j_step(r));
         TRY(follow(r, l->v[i], path, j_undef(NULL), &x));
-        if (total.t == J_STR) return j_fail(r, "filter 'sum' cannot add strings");
+        if (i == 0 && total.t == J_STR) return j_fail(r, "filter 'sum' cannot add strings");
         TRY(j_binary(r, JT_ADD, total, x, &total));
     }
     *out = total;
@@ -942,75 +907,82 @@ out:
     return rc;
 }
 
-/* Pairs (key, items), sorted by key. */
+/* Pairs (grouper, list), sorted by key; each is called what its first item has. */
 static int f_groupby(jrun *r, jv v, const jcall *c, jv *out)
 {
     int rc = 0;
     jlist *l;
-    jv *keys, path = j_none(), all, result = j_list(r, 0), otherwise = j_undef(NULL);
+    jv *keys, path = j_none(), result = j_list(r, 0), otherwise = j_none(), items = j_list(r, 0);
+    size_t *order;
+    bool same = false;
     TRY(j_iter(r, v, &l));
-    if (!j_arg(c, 0, "attribute", &path)) return j_fail(r, "filter 'groupby' takes an attribute");
+    j_arg(c, 0, "attribute", &path);
     j_arg(c, 1, "default", &otherwise);
-    TRY(sort_keys(r, l, path, true, &keys));
-    TRY(sorted(r, l, keys, false, &all));
-    jv last = j_undef(NULL), items = j_list(r, 0);
-    for (size_t i = 0; i < all.list->n; i++) {
-        jv key;
-        bool same = false;
-        TRY(follow(r, all.list->v[i], path, otherwise, &key));
-        if (i) TRY(j_equal(r, last, key, &same));
-        if (!same) {
-            jv pair = j_list(r, 2);
+    if (otherwise.t == J_NONE) otherwise = j_undef(NULL);
+    TRY(sort_keys(r, l, path, j_flag(c, 2, "case_sensitive", false), otherwise, &keys));
+    TRY(j_sort_order(r, keys, false, l->n, &order));
+    for (size_t i = 0; i < l->n; i++) {
+        if (i) TRY(j_equal(r, keys[order[i - 1]], keys[order[i]], &same));
+        if (!i || !same) {
+            jv pair = j_list(r, 2), name;
+            TRY(follow(r, l->v[order[i]], path, otherwise, &name));
             pair.t = J_TUPLE;
+            pair.list->kind = J_GROUP;
             items = j_list(r, 0);
-            j_push(r, pair.list, key);
+            j_push(r, pair.list, name);
             j_push(r, pair.list, items);
             j_push(r, result.list, pair);
         }
-        j_push(r, items.list, all.list->v[i]);
-        last = key;
+        j_push(r, items.list, l->v[order[i]]);
     }
     *out = result;
 out:
     return rc;
 }
 
-static int f_batch(jrun *r, jv v, const jcall *c, jv *out)
+static int batch_items(jrun *r, const jlist *l, const jcall *c, jlist *result)
 {
     int rc = 0;
-    jlist *l;
-    int64_t n = 1;
-    jv fill = j_none(), result = j_list(r, 0), row = j_none();
-    TRY(j_iter(r, v, &l));
-    TRY(j_arg_int(r, c, 0, "linecount", &n));
+    int64_t n = 0;
+    jv fill = j_none(), row = j_none();
     j_arg(c, 1, "fill_with", &fill);
-    if (n < 1) return j_fail(r, "filter 'batch' needs a positive number");
-    if (fill.t != J_NONE) TRY(j_room(r, n > (1 << 22) ? SIZE_MAX : (size_t)n * sizeof(jv)));
+    TRY(j_arg_int(r, c, 0, "linecount", &n));
+    rc = 0;
+    if (fill.t != J_NONE && n > 0)
+        TRY(j_room(r, n > (1 << 22) ? SIZE_MAX : (size_t)n * sizeof(jv)));
     for (size_t i = 0; i < l->n; i++) {
-        if (row.t == J_NONE || row.list->n == (size_t)n) {
+        if (row.t == J_NONE || (int64_t)row.list->n == n) {
+            if (row.t == J_NONE && n == 0) j_push(r, result, j_list(r, 0));
             row = j_list(r, 0);
-            j_push(r, result.list, row);
+            j_push(r, result, row);
         }
         j_push(r, row.list, l->v[i]);
     }
-    while (fill.t != J_NONE && row.t != J_NONE && row.list->n < (size_t)n)
+    while (fill.t != J_NONE && row.t != J_NONE && (int64_t)row.list->n < n)
         j_push(r, row.list, fill);
-    result.t = J_GEN;
-    *out = result;
 out:
-    return rc < 0 ? rc : 0;
+    return rc;
 }
 
-static int f_slice(jrun *r, jv v, const jcall *c, jv *out)
+static int f_batch(jrun *r, jv v, const jcall *c, jv *out)
 {
-    int rc = 0;
     jlist *l;
-    int64_t n = 1;
-    jv fill = j_none(), result = j_list(r, 0);
-    TRY(j_iter(r, v, &l));
-    TRY(j_arg_int(r, c, 0, "slices", &n));
+    *out = j_list(r, 0);
+    int rc = j_iter(r, v, &l);
+    if (rc >= 0) rc = batch_items(r, l, c, out->list);
+    return later(r, rc, out);
+}
+
+static int slice_items(jrun *r, const jlist *l, const jcall *c, jlist *result)
+{
+    int64_t n = 0;
+    jv fill = j_none();
+    int rc = j_arg_int(r, c, 0, "slices", &n);
+    if (rc < 0) return rc;
     j_arg(c, 1, "fill_with", &fill);
-    if (n < 1 || n > 100000) return j_fail(r, "filter 'slice' needs a positive number");
+    if (n == 0) return j_fail(r, "filter 'slice' into no parts");
+    if (n < 0) return 0;
+    if (n > 100000) return j_limit(r, "filter 'slice': more parts than the limit of 100000");
     size_t per = l->n / (size_t)n, extra = l->n % (size_t)n, at = 0;
     for (size_t i = 0; i < (size_t)n; i++) {
         size_t k = per + (i < extra);
@@ -1018,74 +990,56 @@ static int f_slice(jrun *r, jv v, const jcall *c, jv *out)
         for (size_t m = 0; m < k; m++)
             j_push(r, row.list, l->v[at++]);
         if (fill.t != J_NONE && i >= extra) j_push(r, row.list, fill);
-        j_push(r, result.list, row);
+        j_push(r, result, row);
     }
-    result.t = J_GEN;
-    *out = result;
-out:
-    return rc < 0 ? rc : 0;
+    return 0;
 }
 
-static int f_safe(jrun *r, jv v, const jcall *c, jv *out)
+static int f_slice(jrun *r, jv v, const jcall *c, jv *out)
 {
-    int rc = text_of(r, v, out);
-    (void)c;
-    if (rc >= 0) out->safe = true;
-    return rc;
+    jlist *l;
+    *out = j_list(r, 0);
+    int rc = j_iter(r, v, &l);
+    if (rc >= 0) rc = slice_items(r, l, c, out->list);
+    return later(r, rc, out);
 }
 
-static const j_row filters[] = {
-    {"abs", f_abs, 0, 0},
-    {"attr", f_attr, 1, 1},
-    {"batch", f_batch, 1, 2},
-    {"capitalize", f_capitalize, 0, 0},
-    {"center", f_center, 0, 1},
-    {"count", f_length, 0, 0},
-    {"d", f_default, 0, 2},
-    {"default", f_default, 0, 2},
-    {"dictsort", f_dictsort, 0, 3},
-    {"e", f_escape, 0, 0},
-    {"escape", f_escape, 0, 0},
-    {"first", f_first, 0, 0},
-    {"float", f_float, 0, 1},
-    {"forceescape", f_escape, 0, 0},
-    {"format", f_format, 0, J_MAX_ARGS},
-    {"groupby", f_groupby, 1, 3},
-    {"indent", f_indent, 0, 3},
-    {"int", f_int, 0, 2},
-    {"items", f_items, 0, 0},
-    {"join", f_join, 0, 2},
-    {"last", f_last, 0, 0},
-    {"length", f_length, 0, 0},
-    {"list", f_list, 0, 0},
-    {"lower", f_lower, 0, 0},
-    {"map", f_map, 0, J_MAX_ARGS},
-    {"max", f_max, 0, 2},
-    {"min", f_min, 0, 2},
-    {"reject", f_reject, 0, J_MAX_ARGS},
-    {"rejectattr", f_rejectattr, 1, J_MAX_ARGS},
-    {"replace", f_replace, 2, 3},
-    {"reverse", f_reverse, 0, 0},
-    {"round", f_round, 0, 2},
-    {"safe", f_safe, 0, 0},
-    {"select", f_select, 0, J_MAX_ARGS},
-    {"selectattr", f_selectattr, 1, J_MAX_ARGS},
-    {"slice", f_slice, 1, 2},
-    {"sort", f_sort, 0, 3},
-    {"string", f_string, 0, 0},
-    {"sum", f_sum, 0, 2},
-    {"title", f_title, 0, 0},
-    {"tojson", j_tojson, 0, 4},
-    {"trim", f_trim, 0, 1},
-    {"unique", f_unique, 0, 2},
-    {"upper", f_upper, 0, 0},
-    {"urlencode", f_urlencode, 0, 0},
-    {"wordcount", f_wordcount, 0, 0},
-};
+static const j_row filters[] = {{"abs", f_abs, 0, 0, NULL},
+                                {"attr", f_attr, 1, 1, "name"},
+                                {"batch", f_batch, 1, 2, "linecount,fill_with"},
+                                {"count", f_length, 0, 0, NULL},
+                                {"d", f_default, 0, 2, "default_value,boolean"},
+                                {"default", f_default, 0, 2, "default_value,boolean"},
+                                {"dictsort", f_dictsort, 0, 3, "case_sensitive,by,reverse"},
+                                {"first", f_first, 0, 0, NULL},
+                                {"float", f_float, 0, 1, "default"},
+                                {"groupby", f_groupby, 1, 3, "attribute,default,case_sensitive"},
+                                {"int", f_int, 0, 2, "default,base"},
+                                {"items", f_items, 0, 0, NULL},
+                                {"join", f_join, 0, 2, "d,attribute"},
+                                {"last", f_last, 0, 0, NULL},
+                                {"length", f_length, 0, 0, NULL},
+                                {"list", f_list, 0, 0, NULL},
+                                {"map", f_map, 0, J_MAX_ARGS, "*"},
+                                {"max", f_max, 0, 2, "case_sensitive,attribute"},
+                                {"min", f_min, 0, 2, "case_sensitive,attribute"},
+                                {"reject", f_reject, 0, J_MAX_ARGS, "*"},
+                                {"rejectattr", f_rejectattr, 0, J_MAX_ARGS, "*"},
+                                {"reverse", f_reverse, 0, 0, NULL},
+                                {"round", f_round, 0, 2, "precision,method"},
+                                {"select", f_select, 0, J_MAX_ARGS, "*"},
+                                {"selectattr", f_selectattr, 0, J_MAX_ARGS, "*"},
+                                {"slice", f_slice, 1, 2, "slices,fill_with"},
+                                {"sort", f_sort, 0, 3, "reverse,case_sensitive,attribute"},
+                                {"sum", f_sum, 0, 2, "attribute,start"},
+                                {"unique", f_unique, 0, 2, "case_sensitive,attribute"},
+                                {NULL, NULL, 0, 0, NULL}};
 
 const j_row *j_find_filter(const char *name, size_t n)
 {
-    for (size_t i = 0; i < sizeof(filters) / sizeof(filters[0]); i++)
-        if (strlen(filters[i].name) == n && !memcmp(filters[i].name, name, n)) return &filters[i];
+    const j_row *const tables[] = {filters, j_filters_text};
+    for (size_t t = 0; t < 2; t++)
+        for (const j_row *row = tables[t]; row->name; row++)
+            if (strlen(row->name) == n && !memcmp(row->name, name, n)) return row;
     return NULL;
 }

@@ -5,9 +5,11 @@
  * (jrun) owns everything that it makes: one arena for values and scopes, one output buffer, and
  * the budgets. Values are immutable, except namespaces, so nothing but a namespace can hold itself.
  *
- * Budgets: steps (nodes evaluated and elements visited), depth (of the tree, of calls and of
- * nested values), bytes (of all values made). Whatever multiplies sizes (`*`, range, replace,
- * join) asks j_room before it allocates; the rest is checked at the next step.
+ * Limits: steps (nodes evaluated, elements visited, and one for 64 bytes of a string that is looked
+ * through), depth (of the tree, of calls and of nested values), bytes (of all values made).
+ * Whatever multiplies sizes (`*`, range, replace, join) asks j_room before it allocates; the rest
+ * is checked at the next step. What ends by a limit says "limit", and r->over keeps lazy values
+ * from hiding it.
  *
  * Errors are values: every function that can fail returns a negative ERR_* and has set r->e.
  * What a template gets wrong or raises itself is ERR_VALUE. */
@@ -37,8 +39,13 @@ enum jtype {
     J_NS,
     J_FUNC,
     J_LOOP,
-    J_GEN
+    J_GEN,
+    J_CYCLER, /* list->at = its place */
+    J_BIG,    /* an integer beyond 64 bits: printed and compared, never computed with */
+    J_SEQ     /* a range, or what keys(), values() and items() give */
 };
+
+enum jkind { J_PLAIN, J_RANGE, J_KEYS, J_VALUES, J_ITEMS, J_GROUP }; /* of a jlist */
 
 typedef struct jlist jlist;
 typedef struct jdict jdict;
@@ -48,13 +55,13 @@ typedef struct jloop jloop;
 typedef struct jv {
     uint8_t t;
     bool safe; /* J_STR: came through `safe` or `escape`; joining it escapes the other side */
-    size_t n;  /* bytes of a string */
+    size_t n;  /* bytes of a string, digits of a J_BIG */
     union {
         bool b;
         int64_t i;
         double f;
         const char *s; /* J_STR: n bytes of UTF-8; J_UNDEF: the name that was missing, or NULL */
-        jlist *list;   /* J_LIST, J_TUPLE, J_GEN (what map, select, ... give: visited once) */
+        jlist *list;   /* J_LIST, J_TUPLE, J_SEQ, J_GEN (of map, select, ...: visited once) */
         jdict *dict;   /* J_DICT, J_NS */
         jfunc *fn;
         jloop *loop;
@@ -63,7 +70,10 @@ typedef struct jv {
 
 struct jlist {
     size_t n, cap;
-    bool spent; /* of a J_GEN */
+    size_t at;        /* of a J_GEN: items before it are spent */
+    uint8_t kind;     /* jkind: of a J_SEQ; J_GROUP is a tuple of groupby */
+    int64_t range[3]; /* start, stop, step of a J_RANGE */
+    const char *fail; /* of a J_GEN: what goes wrong behind its last item, or NULL */
     jv *v;
 };
 
@@ -80,8 +90,12 @@ typedef struct jsym { /* an interned name; equality is that of pointers */
     const char *name;
     size_t n;
     uint32_t id;
+    uint8_t use; /* J_SYM_*: what the template's top level does with it first */
     struct jsym *next;
 } jsym;
+
+enum { J_SYM_NEW, J_SYM_READ, J_SYM_SET };
+enum { J_USES_CALLER = 1, J_USES_KWARGS = 2, J_USES_VARARGS = 4 };
 
 enum jop {
     /* expressions */
@@ -116,6 +130,8 @@ enum jop {
     JS_CALLBLOCK,
     JS_FILTERBLOCK,
     JS_WITH,
+    JS_BLOCK,
+    JS_AUTOESCAPE,
     JS_SCOPE,
     JS_BREAK,
     JS_CONTINUE
@@ -130,7 +146,7 @@ typedef struct jargs { /* of a call, filter or test; names[i] NULL = positional 
 
 struct jnode {
     uint8_t op;
-    uint8_t bin; /* jtok of an operator; flags of others */
+    uint8_t bin; /* jtok of an operator; of a macro J_USES_* */
     bool flag;   /* JS_FOR recursive; JX_TEST negated */
     uint32_t line;
     jsym *sym;            /* name, attribute, macro, filter or test */
@@ -202,6 +218,7 @@ typedef struct jtmpl { /* a parsed template */
     uint32_t n_syms;
     bool clock_fixed; /* strftime_now counts from here, in UTC */
     int64_t clock;
+    bool marks_generation; /* the text has {% generation %} blocks */
 } jtmpl;
 
 int j_lex(jtmpl *t, const char *text, size_t n, jtoken **out, size_t *n_out, err *e);
@@ -232,7 +249,9 @@ typedef struct jrun {
     jv *globals; /* by symbol id: context and built-in functions; J_UNDEF = absent */
     jv input;    /* what the innermost filter of a filter block works on */
     uint64_t steps, max_steps;
-    size_t bytes;
+    size_t bytes, max_bytes;
+    bool over;       /* the error is that of a limit: nothing may hide it */
+    bool autoescape; /* inside {% autoescape true %} */
     int depth;
     uint32_t line;
 } jrun;
@@ -247,14 +266,15 @@ typedef struct jcall {
 
 typedef int j_native(jrun *r, jv self, const jcall *c, jv *out);
 
+typedef struct j_row j_row;
+
 struct jfunc {
     const char *name;
-    j_native *native; /* or a macro: */
+    const j_row *row; /* of a built-in, which works on self; or a macro: */
     jv self;
     const jnode *macro;
     jscope *scope;
-    jv caller;    /* JS_CALLBLOCK hands itself over here */
-    bool blocked; /* a method that would change its object */
+    bool autoescape; /* where the macro was written */
 };
 
 struct jloop {
@@ -267,16 +287,20 @@ struct jloop {
     bool has_changed;
 };
 
-typedef struct j_row { /* filters, tests, functions and methods are tables of these */
+struct j_row { /* filters, tests, functions and methods are tables of these */
     const char *name;
     j_native *fn;
-    uint8_t min, max; /* arguments besides the value */
-} j_row;
+    uint8_t min, max;   /* arguments besides the value */
+    const char *params; /* "a,b": may be given by name; NULL = none may; "*" = any */
+};
 
-int jinja_render(const jtmpl *t, const json *context, uint64_t max_steps, buf *out, err *e);
+int jinja_render(const jtmpl *t, const json *context, uint64_t max_steps, size_t max_bytes,
+                 buf *out, err *e);
 
 /* jinja_eval.c */
 int j_fail(jrun *r, const char *fmt, ...) PRINTF(2, 3);
+int j_limit(jrun *r, const char *fmt, ...) PRINTF(2, 3); /* says "limit" in its text */
+int j_work(jrun *r, size_t bytes); /* steps for looking through so many bytes */
 int j_step(jrun *r);
 int j_room(jrun *r, size_t bytes);
 void *j_alloc(jrun *r, size_t bytes);
@@ -308,7 +332,10 @@ bool j_hashable(jv v);
 bool j_truth(jv v);
 bool j_is_num(jv v);
 bool j_is_str(jv v, const char *s);
+bool j_is_int(jv v); /* J_INT or J_BOOL */
 const char *j_type_name(jv v);
+jv j_int_text(jrun *r, const char *s, size_t n); /* J_INT or J_BIG of decimal digits */
+jv j_range(jrun *r, int64_t start, int64_t stop, int64_t step);
 int j_equal(jrun *r, jv a, jv b, bool *out);
 int j_less(jrun *r, jv a, jv b, bool *out); /* a < b, TypeError is an error */
 int j_contains(jrun *r, jv box, jv x, bool *out);
@@ -322,10 +349,34 @@ size_t j_chars(jv s);             /* code points of a string */
 size_t j_char_at(jv s, size_t i); /* byte offset of code point i */
 int j_slice(jrun *r, jv v, jv lo, jv hi, jv step, jv *out);
 jv j_from_json(jrun *r, const json *x, int depth);
-bool j_space(uint32_t cp);                                              /* Python's str.isspace */
 jv j_strip(jv s, const char *set, size_t n_set, bool left, bool right); /* set NULL = spaces */
-jv j_case(jrun *r, jv s, int how); /* 0 lower, 1 upper, 2 capitalize,
-                                                           3 str.title, 4 the filter title */
+jv j_ascii(jrun *r, jv s); /* what is not ASCII as \xNN, \uNNNN, \UNNNNNNNN */
+
+/* jinja_unicode.c */
+enum { J_LOWER, J_UPPER, J_CAPITALIZE, J_TITLE, J_FOLD, J_SWAP };
+enum {
+    J_IS_SPACE,
+    J_IS_ALPHA,
+    J_IS_DECIMAL,
+    J_IS_DIGIT,
+    J_IS_NUMERIC,
+    J_IS_ALNUM,
+    J_IS_WORD,
+    J_IS_ASCII,
+    J_IS_PRINTABLE
+};
+bool j_space(uint32_t cp); /* str.isspace of one character */
+bool j_is(uint32_t cp, int what);
+bool j_all(jv s, int what); /* of every character, and there is one */
+bool j_identifier(jv s);
+bool j_cased_as(jv s, int how); /* islower, isupper, istitle */
+jv j_case(jrun *r, jv s, int how);
+
+/* jinja_format.c */
+int j_percent(jrun *r, jv s, jv value, jv *out);              /* s % value */
+int j_format_value(jrun *r, buf *b, jv v, jv spec);           /* format(v, spec) */
+int j_str_format(jrun *r, jv s, const jcall *c, jv *out);     /* s.format(...) */
+int j_str_format_map(jrun *r, jv s, const jcall *c, jv *out); /* s.format_map(d) */
 
 /* arguments by position or name; missing leaves *out alone and returns false */
 bool j_arg(const jcall *c, size_t pos, const char *name, jv *out);
@@ -335,7 +386,13 @@ int j_arg_int(jrun *r, const jcall *c, size_t pos, const char *name, int64_t *ou
 const j_row *j_find_filter(const char *name, size_t n);
 const j_row *j_find_test(const char *name, size_t n);
 const j_row *j_find_method(jv v, const char *name, size_t n, bool *blocked);
-extern const j_row j_globals[]; /* ends with name NULL */
-int j_escape(jrun *r, jv v, jv *out);
+extern const j_row j_globals[];      /* ends with name NULL */
+extern const j_row j_filters_text[]; /* ends with name NULL: the filters of jinja_filters_text.c */
+bool j_flag(const jcall *c, size_t pos, const char *name, bool otherwise);
+int j_escape(jrun *r, jv v, jv *out); /* a safe string stays as it is */
+int j_join(jrun *r, jv sep, jlist *l, jv *out);
+int j_sort_order(jrun *r, const jv *keys, bool down, size_t n, size_t **out);
 int j_tojson(jrun *r, jv self, const jcall *c, jv *out);
+int j_pprint(jrun *r, jv v, const jcall *c, jv *out);
+int j_check_args(jrun *r, const j_row *row, const char *kind, const jcall *c);
 #endif

@@ -8,8 +8,9 @@
  * Comments vanish here, and so do raw blocks, whose inside is text.
  *
  * An end mark counts only outside of brackets: `{{ {'a': {}} }}` is one tag. Refused: unclosed
- * tags, comments, strings and brackets, integers beyond 64 bits, characters that begin no token.
+ * tags, comments, strings and brackets, escapes by name, characters that begin no token.
  * The source has no NUL bytes (j_parse), so that strchr may look for its characters. */
+#include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 #include "base/utf8.h"
@@ -121,25 +122,46 @@ static size_t take_digits(const lexer *x, size_t p, buf *b)
 static int parse_int(lexer *x, const char *digits, size_t k, uint64_t base, jtoken *tok)
 {
     uint64_t v = 0;
+    while (k > 1 && digits[0] == '0') {
+        digits++;
+        k--;
+    }
     for (size_t i = 0; i < k; i++) {
         int c = digits[i];
         uint64_t d = (uint64_t)(c <= '9' ? c - '0' : (c | 32) - 'a' + 10);
         if (d >= base) return fail(x, "a digit that does not fit the number's base");
-        if (v > (INT64_MAX - d) / base) return fail(x, "an integer larger than 64 bits");
+        if (v > (INT64_MAX - d) / base && base == 10) { /* printed, never computed with */
+            tok->s = arena_strndup(x->t->a, digits, k);
+            tok->n = k;
+            return 0;
+        }
+        if (v > (INT64_MAX - d) / base) return fail(x, "an integer above the limit of 64 bits");
         v = v * base + d;
     }
     tok->i = (int64_t)v;
     return 0;
 }
 
+static bool digit_of(char c, uint64_t base)
+{
+    return base == 16 ? isxdigit((unsigned char)c) != 0 : c >= '0' && c < (char)('0' + base);
+}
+
+/* Behind 0x, 0o or 0b: digits of the base, single underscores before them. No digits: "0" alone. */
 static int lex_based(lexer *x, uint64_t base)
 {
-    size_t p = x->pos + 2, from = p;
-    while (p < x->n && strchr("0123456789abcdefABCDEF", x->s[p]))
-        p++;
-    if (p == from) return fail(x, "a number without digits");
-    x->pos = p;
-    return parse_int(x, x->s + from, p - from, base, add(x, JT_INT));
+    size_t p = x->pos + 2;
+    buf b = {0};
+    while (p < x->n) {
+        size_t d = x->s[p] == '_' && p + 1 < x->n ? p + 1 : p;
+        if (!digit_of(x->s[d], base)) break;
+        buf_putc(&b, x->s[d]);
+        p = d + 1;
+    }
+    x->pos = b.len ? p : x->pos + 1;
+    int rc = parse_int(x, b.len ? b.data : "0", b.len ? b.len : 1, base, add(x, JT_INT));
+    buf_free(&b);
+    return rc;
 }
 
 static int lex_number(lexer *x)
@@ -165,6 +187,14 @@ static int lex_number(lexer *x)
             p = take_digits(x, q, &b);
             is_float = true;
         }
+    }
+    if (!is_float && b.data[0] == '0' && strspn(b.data, "0") < b.len) { /* "012" is 0 and then 12 */
+        size_t zeros = strspn(b.data, "0");
+        p = x->pos;
+        for (size_t k = 0; k < zeros; p++)
+            k += x->s[p] == '0';
+        b.len = zeros;
+        b.data[zeros] = 0;
     }
     jtoken *tok = add(x, is_float ? JT_FLOAT : JT_INT);
     int rc = 0;
@@ -194,12 +224,14 @@ static size_t read_hex(const char *s, size_t n, size_t want, uint32_t *out)
     return want;
 }
 
-/* One escape behind a backslash, as Python's string literals have them; returns bytes used. */
-static size_t unescape(const char *s, size_t n, buf *b)
+/* One escape behind a backslash, as Python's string literals have them; returns bytes used, or a
+ * negative number for what Python refuses. Jinja sees what is not ASCII as an escape already, so
+ * that a backslash before it makes that visible. */
+static int unescape(const char *s, size_t n, buf *b)
 {
     static const char from[] = "\\'\"abfnrtv", to[] = "\\'\"\a\b\f\n\r\t\v";
     char c = s[0], enc[4];
-    uint32_t cp = 0;
+    uint32_t cp = 0, low;
     const char *hit = strchr(from, c);
     if (c == '\n') return 1;
     if (hit) {
@@ -207,27 +239,31 @@ static size_t unescape(const char *s, size_t n, buf *b)
         return 1;
     }
     if (c >= '0' && c <= '7') {
-        size_t k = 0;
-        while (k < 3 && k < n && s[k] >= '0' && s[k] <= '7')
+        int k = 0;
+        while (k < 3 && (size_t)k < n && s[k] >= '0' && s[k] <= '7')
             cp = cp * 8 + (uint32_t)(s[k++] - '0');
         buf_add(b, enc, (size_t)utf8_encode(cp, enc));
         return k;
     }
     size_t want = c == 'x' ? 2 : c == 'u' ? 4 : c == 'U' ? 8 : 0;
-    if (want && read_hex(s + 1, n - 1, want, &cp)) {
+    if (c == 'N' || (want && !read_hex(s + 1, n - 1, want, &cp))) return -1;
+    if (want) {
         size_t used = 1 + want;
-        uint32_t low;
         if (c == 'u' && cp >= 0xd800 && cp < 0xdc00 && n >= used + 6 && s[used] == '\\' &&
             s[used + 1] == 'u' && read_hex(s + used + 2, 4, 4, &low) && low >= 0xdc00 &&
             low < 0xe000) {
             cp = 0x10000 + ((cp - 0xd800) << 10) + (low - 0xdc00);
             used += 6;
         }
+        if (cp > 0x10ffff || (cp >= 0xd800 && cp < 0xe000)) return -1;
         buf_add(b, enc, (size_t)utf8_encode(cp, enc));
-        return used;
+        return (int)used;
     }
     buf_putc(b, '\\'); /* no escape: the backslash stands for itself */
-    return 0;
+    if ((unsigned char)c < 0x80) return 0;
+    int k = utf8_decode(s, n, &cp);
+    buf_printf(b, cp < 0x100 ? "x%02x" : cp < 0x10000 ? "u%04x" : "U%08x", cp);
+    return k > 0 ? k : 1;
 }
 
 static int lex_string(lexer *x)
@@ -236,10 +272,16 @@ static int lex_string(lexer *x)
     size_t p = x->pos + 1;
     buf b = {0};
     while (p < x->n && x->s[p] != quote) {
-        if (x->s[p] == '\\' && p + 1 < x->n)
-            p += 1 + unescape(x->s + p + 1, x->n - p - 1, &b);
-        else
+        int used = 0;
+        if (x->s[p] != '\\' || p + 1 >= x->n) {
             buf_putc(&b, x->s[p++]);
+            continue;
+        }
+        if ((used = unescape(x->s + p + 1, x->n - p - 1, &b)) < 0) {
+            buf_free(&b);
+            return fail(x, "an escape in a string that is not valid or not supported");
+        }
+        p += 1 + (size_t)used;
     }
     if (p >= x->n) {
         buf_free(&b);
@@ -275,7 +317,7 @@ static int lex_operator(lexer *x)
         if (!at(x, x->pos, ops[i].s)) continue;
         uint8_t t = ops[i].t;
         if (t == JT_LPAREN || t == JT_LBRACKET || t == JT_LBRACE) {
-            if (x->depth == J_MAX_PARSE) return fail(x, "brackets nested too deep");
+            if (x->depth == J_MAX_PARSE) return fail(x, "brackets nested deeper than the limit");
             x->stack[x->depth++] = (char)(t + 1);
         } else if (t == JT_RPAREN || t == JT_RBRACKET || t == JT_RBRACE) {
             if (x->depth == 0 || x->stack[--x->depth] != (char)t)

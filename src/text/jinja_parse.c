@@ -104,9 +104,16 @@ int jp__expect(jparser *p, int type, const char *what)
     return jp__skip(p, type) ? 0 : jp__fail(p, what);
 }
 
+int jp__deep(jparser *p)
+{
+    char text[80];
+    snprintf(text, sizeof(text), "nested deeper than the limit of %d", J_MAX_PARSE);
+    return jp__fail(p, text);
+}
+
 int jp__enter(jparser *p)
 {
-    return ++p->depth > J_MAX_PARSE ? jp__fail(p, "nested too deep") : 0;
+    return ++p->depth > J_MAX_PARSE ? jp__deep(p) : 0;
 }
 
 jnode *jp__make(jparser *p, int op)
@@ -169,7 +176,7 @@ static int arguments(jparser *p, jargs *out)
     while (jp__cur(p)->t != JT_RPAREN) {
         jnode *x;
         jsym *name = NULL;
-        if (v.n == J_MAX_ARGS) TRY(jp__fail(p, "too many arguments"));
+        if (v.n == J_MAX_ARGS) TRY(jp__fail(p, "more arguments than the limit of 32"));
         if (v.n) TRY(jp__expect(p, JT_COMMA, "expected ',' between arguments"));
         if (jp__cur(p)->t == JT_RPAREN) break;
         if (jp__skip(p, JT_MUL)) {
@@ -250,6 +257,9 @@ static int name_or_word(jparser *p, jnode **out)
     else if (jp__is_name(k, "none") || jp__is_name(k, "None"))
         *out = constant(p, j_none());
     else {
+        if (jp__is_name(k, "caller")) p->uses |= J_USES_CALLER;
+        if (jp__is_name(k, "kwargs")) p->uses |= J_USES_KWARGS;
+        if (jp__is_name(k, "varargs")) p->uses |= J_USES_VARARGS;
         *out = jp__make(p, JX_NAME);
         (*out)->sym = j_intern(p->t, k->s, k->n);
     }
@@ -279,7 +289,7 @@ static int primary(jparser *p, jnode **out)
     case JT_STR:
         return string_literal(p, out);
     case JT_INT:
-        *out = constant(p, j_int(k->i));
+        *out = constant(p, k->s ? (jv){.t = J_BIG, .s = k->s, .n = k->n} : j_int(k->i));
         jp__next(p);
         return 0;
     case JT_FLOAT:

@@ -7,8 +7,9 @@ typedef struct jparser {
     jtmpl *t;
     const jtoken *v;
     size_t n, pos;
-    int depth; /* nesting, up to J_MAX_PARSE */
-    int loops; /* loops around this place, for break and continue */
+    int depth;    /* nesting, up to J_MAX_PARSE */
+    int loops;    /* loops around this place, for break and continue */
+    uint8_t uses; /* J_USES_*: what the macro around this place names */
     err *e;
 } jparser;
 
@@ -21,6 +22,7 @@ const jtoken *jp__cur(const jparser *p);
 const jtoken *jp__peek(const jparser *p);
 void jp__next(jparser *p);
 int jp__fail(jparser *p, const char *what);
+int jp__deep(jparser *p); /* nested deeper than the limit */
 bool jp__is_name(const jtoken *k, const char *word);
 bool jp__skip_name(jparser *p, const char *word);
 bool jp__skip(jparser *p, int type);

@@ -5,6 +5,7 @@
  * own "%}" is left to whoever asked for the body. Macros, call blocks and generation blocks are
  * functions in Jinja, so a loop around them is out of reach for break and continue. Refused:
  * include, import and extends (a chat template is one text), tags that nobody knows. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "base/utf8.h"
@@ -48,6 +49,8 @@ static int one_target(jparser *p, bool with_attr, jnode **out)
     if (jp__skip(p, JT_LPAREN)) return target_tuple(p, with_attr, out);
     if (k->t != JT_NAME) return jp__fail(p, "expected a name to assign to");
     if (is_constant(k)) return jp__fail(p, "a constant cannot be assigned to");
+    if (p->loops && jp__is_name(k, "loop"))
+        return jp__fail(p, "'loop' cannot be assigned to in a loop");
     jnode *x = jp__make(p, JX_NAME);
     x->sym = j_intern(p->t, k->s, k->n);
     jp__next(p);
@@ -190,6 +193,29 @@ out:
     return rc;
 }
 
+/* A macro's body; what it names beside its parameters is noted in m->bin. */
+static int macro_body(jparser *p, jnode *m, const char *end_word)
+{
+    uint8_t outer = p->uses;
+    p->uses = 0;
+    int rc = closed_block(p, end_word, &m->d);
+    m->bin = p->uses;
+    p->uses |= outer;
+    for (size_t i = 0; i < m->args.n; i++) { /* a parameter of that name is just a parameter */
+        const jsym *s = m->args.names[i];
+        if (!strcmp(s->name, "caller")) m->bin &= (uint8_t)~J_USES_CALLER;
+        if (!strcmp(s->name, "kwargs")) m->bin &= (uint8_t)~J_USES_KWARGS;
+        if (!strcmp(s->name, "varargs")) m->bin &= (uint8_t)~J_USES_VARARGS;
+    }
+    return rc;
+}
+
+static int macro_rest(jparser *p, jnode *m, const char *end_word)
+{
+    int rc = signature(p, m);
+    return rc < 0 ? rc : macro_body(p, m, end_word);
+}
+
 static int stmt_macro(jparser *p, jnode **out)
 {
     int rc = 0;
@@ -198,8 +224,7 @@ static int stmt_macro(jparser *p, jnode **out)
     x->sym = j_intern(p->t, jp__cur(p)->s, jp__cur(p)->n);
     jp__next(p);
     TRY(jp__expect(p, JT_LPAREN, "expected '(' behind the macro's name"));
-    TRY(signature(p, x));
-    TRY(closed_block(p, "endmacro", &x->d));
+    TRY(macro_rest(p, x, "endmacro"));
     *out = x;
 out:
     return rc;
@@ -214,7 +239,7 @@ static int stmt_call(jparser *p, jnode **out)
     if (jp__skip(p, JT_LPAREN)) TRY(signature(p, x->b));
     TRY(jp__expression(p, true, &x->a));
     if (x->a->op != JX_CALL) TRY(jp__fail(p, "a call block needs a call"));
-    TRY(closed_block(p, "endcall", &x->b->d));
+    TRY(macro_body(p, x->b, "endcall"));
     *out = x;
 out:
     return rc;
@@ -258,20 +283,38 @@ out:
     return rc;
 }
 
-/* Blocks whose body is rendered where it stands, with names of its own: generation (transformers'
- * mark of the model's own turns), block, autoescape. What the tag says further is ignored. */
-static int stmt_plain(jparser *p, const char *end_word, jnode **out)
+/* transformers' mark of the model's own turns: its body is rendered as it is. */
+static int stmt_generation(jparser *p, jnode **out)
+{
+    *out = jp__make(p, JS_WITH);
+    p->t->marks_generation = true;
+    return closed_block(p, "endgeneration", &(*out)->d);
+}
+
+/* A block sees what the template's top level sees, not the loops and macros around it. */
+static int stmt_block(jparser *p, jnode **out)
 {
     int rc = 0;
-    jnode *x = jp__make(p, JS_WITH);
-    while (jp__cur(p)->t == JT_NAME)
-        jp__next(p);
-    TRY(closed_block(p, end_word, &x->d));
-    while (jp__cur(p)->t == JT_NAME) /* "endblock name" */
-        jp__next(p);
-    *out = x;
+    jnode *x = *out = jp__make(p, JS_BLOCK);
+    const jtoken *k = jp__cur(p);
+    if (k->t != JT_NAME) return jp__fail(p, "expected the block's name");
+    jp__next(p);
+    if (jp__skip_name(p, "scoped")) x->op = JS_WITH;
+    if (jp__is_name(jp__cur(p), "required"))
+        return jp__fail(p, "required blocks are not supported");
+    TRY(closed_block(p, "endblock", &x->d));
+    const jtoken *end = jp__cur(p);
+    if (end->t == JT_NAME && end->n == k->n && !memcmp(end->s, k->s, k->n)) jp__next(p);
 out:
     return rc;
+}
+
+static int stmt_autoescape(jparser *p, jnode **out)
+{
+    static const char *const end[] = {"endautoescape", NULL};
+    jnode *x = *out = jp__make(p, JS_AUTOESCAPE);
+    int rc = jp__expression(p, true, &x->a);
+    return rc < 0 ? rc : block(p, end, &x->d);
 }
 
 static int stmt_print(jparser *p, jnode **out)
@@ -292,18 +335,27 @@ static int statement(jparser *p, jnode **out)
     static const struct {
         const char *word;
         int (*fn)(jparser *p, jnode **out);
-    } rows[] = {{"if", stmt_if},       {"for", stmt_for},    {"set", stmt_set},
-                {"macro", stmt_macro}, {"call", stmt_call},  {"filter", stmt_filter},
-                {"with", stmt_with},   {"print", stmt_print}};
+    } rows[] = {{"if", stmt_if},
+                {"for", stmt_for},
+                {"set", stmt_set},
+                {"macro", stmt_macro},
+                {"call", stmt_call},
+                {"filter", stmt_filter},
+                {"with", stmt_with},
+                {"print", stmt_print},
+                {"generation", stmt_generation},
+                {"block", stmt_block},
+                {"autoescape", stmt_autoescape}};
     if (jp__cur(p)->t != JT_NAME) return jp__fail(p, "expected a statement's name");
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
         if (jp__skip_name(p, rows[i].word)) return rows[i].fn(p, out);
-    if (jp__skip_name(p, "generation")) return stmt_plain(p, "endgeneration", out);
-    if (jp__skip_name(p, "block")) return stmt_plain(p, "endblock", out);
-    if (jp__skip_name(p, "autoescape")) return stmt_plain(p, "endautoescape", out);
     if (jp__skip_name(p, "break")) return stmt_jump(p, JS_BREAK, out);
     if (jp__skip_name(p, "continue")) return stmt_jump(p, JS_CONTINUE, out);
-    return jp__fail(p, "a statement that is not supported");
+    const jtoken *k = jp__cur(p);
+    char text[120];
+    snprintf(text, sizeof(text), "the statement '%.*s' is not supported",
+             (int)(k->n < 40 ? k->n : 40), k->s);
+    return jp__fail(p, text);
 }
 
 static bool ends_here(const jtoken *k, const char *const *ends)
@@ -358,6 +410,118 @@ out:
     return rc;
 }
 
+/* ---- names of filters and tests ---- */
+
+static int check_names(jparser *p, const jnode *x, bool soft, int depth);
+
+static int check_all(jparser *p, jnode *const *v, size_t n, bool soft, int depth)
+{
+    int rc = 0;
+    for (size_t i = 0; rc >= 0 && i < n; i++)
+        if (v[i]) rc = check_names(p, v[i], soft, depth);
+    return rc;
+}
+
+/* Jinja refuses unknown names when it compiles, but inside of `if` only when they are used; what
+ * has names of its own (a loop, a macro, ...) starts anew. */
+static int check_names(jparser *p, const jnode *x, bool soft, int depth)
+{
+    int rc = 0;
+    if (depth > J_MAX_DEPTH)
+        return err_set(p->e, ERR_FORMAT, "%s, line %u: nested deeper than the limit of %d",
+                       p->t->where, x->line, J_MAX_DEPTH);
+    for (; x && x->op == JS_IF; x = x->c) {
+        const jnode *both[] = {x->a, x->b};
+        for (int i = 0; i < 2; i++)
+            if ((rc = check_names(p, both[i], true, depth + 1)) < 0) return rc;
+        soft = true;
+    }
+    if (!x) return 0;
+    bool names = x->op == JX_FILTER || x->op == JX_TEST;
+    if (names && !x->row && !soft)
+        return err_set(p->e, ERR_FORMAT, "%s, line %u: there is no %s '%.60s'", p->t->where,
+                       x->line, x->op == JX_FILTER ? "filter" : "test", x->sym->name);
+    bool inner = x->op == JS_MACRO || x->op == JS_WITH || x->op == JS_BLOCK ||
+                 x->op == JS_AUTOESCAPE || x->op == JS_FOR || x->op == JS_SETBLOCK ||
+                 x->op == JS_FILTERBLOCK;
+    if (x->op == JX_COND) soft = true;
+    const jnode *part[] = {x->a, x->b, x->c, x->d};
+    for (int i = 0; i < 4; i++) {
+        bool own = inner && !(x->op == JS_FOR && i == 1);
+        if (part[i] && (rc = check_names(p, part[i], soft && !own, depth + 1)) < 0) return rc;
+    }
+    rc = check_all(p, x->kids, x->n_kids, soft && !inner, depth + 1);
+    return rc < 0 ? rc : check_all(p, x->args.v, x->args.n, soft && x->op != JS_MACRO, depth + 1);
+}
+
+/* ---- names that the top level sets before it reads them ---- */
+
+static void note(jnode *x, uint8_t use)
+{
+    jsym *s = x->op == JS_MACRO || x->op == JX_NAME ? x->sym : NULL;
+    if (s && s->use == J_SYM_NEW) s->use = use;
+    for (size_t i = 0; x->op == JX_TUPLE && i < x->n_kids; i++)
+        note(x->kids[i], use);
+    if (x->op == JX_ATTR) note(x->a, J_SYM_READ);
+}
+
+static void note_reads(jnode *x)
+{
+    if (!x) return;
+    if (x->op == JX_NAME) note(x, J_SYM_READ);
+    jnode *part[] = {x->a, x->b, x->c, x->d};
+    for (int i = 0; i < 4; i++)
+        note_reads(part[i]);
+    for (size_t i = 0; i < x->n_kids; i++)
+        note_reads(x->kids[i]);
+    for (size_t i = 0; i < x->args.n; i++)
+        note_reads(x->args.v[i]);
+}
+
+/* Jinja makes a variable of each name that the top level sets. Where it is set first and read later
+ * (in the order of the text, and not under a condition), macros and loops see that variable,
+ * undefined until then, and never the context's value of that name. */
+static void note_uses(jnode *body, bool maybe)
+{
+    uint8_t set = maybe ? J_SYM_READ : J_SYM_SET;
+    for (size_t i = 0; i < body->n_kids; i++) {
+        jnode *x = body->kids[i];
+        switch (x->op) {
+        case JS_PRINT:
+        case JS_CALLBLOCK:
+        case JS_FILTERBLOCK:
+            note_reads(x->a);
+            break;
+        case JS_SET:
+            note_reads(x->b);
+            note(x->a, set);
+            break;
+        case JS_SETBLOCK:
+            note(x->a, set);
+            break;
+        case JS_MACRO:
+            note(x, set);
+            break;
+        case JS_FOR:
+            note_reads(x->b);
+            break;
+        case JS_WITH:
+            for (size_t k = 0; k < x->args.n; k++)
+                note_reads(x->args.v[k]);
+            break;
+        case JS_IF:
+            for (; x && x->op == JS_IF; x = x->c) {
+                note_reads(x->a);
+                note_uses(x->b, true);
+            }
+            if (x) note_uses(x, true);
+            break;
+        default:
+            break;
+        }
+    }
+}
+
 int j_parse(jtmpl *t, const char *text, size_t n, err *e)
 {
     jtoken *v = NULL;
@@ -371,6 +535,8 @@ int j_parse(jtmpl *t, const char *text, size_t n, err *e)
     if (rc < 0) return rc;
     p.v = v;
     rc = body(&p, NULL, &t->body);
+    if (rc >= 0) rc = check_names(&p, t->body, false, 0);
+    if (rc >= 0) note_uses(t->body, false);
     free(v);
     return rc;
 }

@@ -32,27 +32,27 @@ TYPE_TEST(is_undefined, v.t == J_UNDEF)
 TYPE_TEST(is_none, v.t == J_NONE)
 TYPE_TEST(is_string, v.t == J_STR)
 TYPE_TEST(is_mapping, v.t == J_DICT)
-TYPE_TEST(is_number, j_is_num(v))
-TYPE_TEST(is_integer, v.t == J_INT)
+TYPE_TEST(is_number, j_is_num(v) || v.t == J_BIG)
+TYPE_TEST(is_integer, v.t == J_INT || v.t == J_BIG)
 TYPE_TEST(is_float, v.t == J_FLOAT)
 TYPE_TEST(is_boolean, v.t == J_BOOL)
 TYPE_TEST(is_true, v.t == J_BOOL && v.b)
 TYPE_TEST(is_false, v.t == J_BOOL && !v.b)
-TYPE_TEST(is_callable, v.t == J_FUNC || v.t == J_LOOP)
-TYPE_TEST(is_escaped, false)
-TYPE_TEST(is_sequence,
-          v.t == J_STR || v.t == J_LIST || v.t == J_TUPLE || v.t == J_DICT || v.t == J_UNDEF)
+TYPE_TEST(is_callable, v.t == J_FUNC || v.t == J_LOOP || v.t == J_UNDEF)
+TYPE_TEST(is_escaped, v.t == J_STR && v.safe)
+TYPE_TEST(is_sequence, v.t == J_STR || v.t == J_LIST || v.t == J_TUPLE || v.t == J_DICT ||
+                           v.t == J_UNDEF || (v.t == J_SEQ && v.list->kind == J_RANGE))
 TYPE_TEST(is_iterable, v.t == J_STR || v.t == J_LIST || v.t == J_TUPLE || v.t == J_DICT ||
-                           v.t == J_UNDEF || v.t == J_LOOP || v.t == J_GEN)
+                           v.t == J_UNDEF || v.t == J_LOOP || v.t == J_GEN || v.t == J_SEQ)
 TYPE_TEST(is_sameas, v.t == c->v[0].t && (v.t == J_STR    ? v.s == c->v[0].s && v.n == c->v[0].n
                                           : v.t == J_BOOL ? v.b == c->v[0].b
                                           : v.t == J_NONE ? true
                                                           : v.i == c->v[0].i))
 
-static int parity(jrun *r, jv v, int64_t by, bool want_zero, jv *out)
+static int parity(jrun *r, jv v, jv by, bool want_zero, jv *out)
 {
     jv rest;
-    int rc = j_binary(r, JT_MOD, v, j_int(by), &rest);
+    int rc = j_binary(r, JT_MOD, v, by, &rest);
     if (rc < 0) return rc;
     bool same;
     if ((rc = j_equal(r, rest, j_int(want_zero ? 0 : 1), &same)) < 0) return rc;
@@ -62,20 +62,20 @@ static int parity(jrun *r, jv v, int64_t by, bool want_zero, jv *out)
 static int is_odd(jrun *r, jv v, const jcall *c, jv *out)
 {
     (void)c;
-    return parity(r, v, 2, false, out);
+    return parity(r, v, j_int(2), false, out);
 }
 
 static int is_even(jrun *r, jv v, const jcall *c, jv *out)
 {
     (void)c;
-    return parity(r, v, 2, true, out);
+    return parity(r, v, j_int(2), true, out);
 }
 
 static int is_divisible(jrun *r, jv v, const jcall *c, jv *out)
 {
-    int64_t by = 1;
-    int rc = j_arg_int(r, c, 0, "num", &by);
-    return rc < 0 ? rc : parity(r, v, by, true, out);
+    jv by = j_int(1);
+    j_arg(c, 0, "num", &by);
+    return parity(r, v, by, true, out);
 }
 
 static int is_eq(jrun *r, jv v, const jcall *c, jv *out)
@@ -132,76 +132,74 @@ static int is_case(jrun *r, jv v, int how, jv *out)
     jv s;
     int rc = j_to_str(r, v, &s);
     if (rc < 0) return rc;
-    jv up = j_case(r, s, 1), low = j_case(r, s, 0), same = how ? up : low;
-    bool has_letters = up.n != low.n || (up.n && memcmp(up.s, low.s, up.n) != 0);
-    return answer(out, has_letters && same.n == s.n && !memcmp(same.s, s.s, s.n));
+    return answer(out, j_cased_as(s, how));
 }
 
 static int is_lower(jrun *r, jv v, const jcall *c, jv *out)
 {
     (void)c;
-    return is_case(r, v, 0, out);
+    return is_case(r, v, J_LOWER, out);
 }
 
 static int is_upper(jrun *r, jv v, const jcall *c, jv *out)
 {
     (void)c;
-    return is_case(r, v, 1, out);
+    return is_case(r, v, J_UPPER, out);
 }
 
 static int is_filter(jrun *r, jv v, const jcall *c, jv *out)
 {
-    (void)r;
     (void)c;
+    if (!j_hashable(v)) return j_fail(r, "%s is no name", j_type_name(v));
     return answer(out, v.t == J_STR && j_find_filter(v.s, v.n));
 }
 
 static int is_test(jrun *r, jv v, const jcall *c, jv *out)
 {
-    (void)r;
     (void)c;
+    if (!j_hashable(v)) return j_fail(r, "%s is no name", j_type_name(v));
     return answer(out, v.t == J_STR && j_find_test(v.s, v.n));
 }
 
-static const j_row tests[] = {{"defined", is_defined, 0, 0},
-                              {"undefined", is_undefined, 0, 0},
-                              {"none", is_none, 0, 0},
-                              {"string", is_string, 0, 0},
-                              {"mapping", is_mapping, 0, 0},
-                              {"number", is_number, 0, 0},
-                              {"integer", is_integer, 0, 0},
-                              {"float", is_float, 0, 0},
-                              {"boolean", is_boolean, 0, 0},
-                              {"true", is_true, 0, 0},
-                              {"false", is_false, 0, 0},
-                              {"callable", is_callable, 0, 0},
-                              {"escaped", is_escaped, 0, 0},
-                              {"sequence", is_sequence, 0, 0},
-                              {"iterable", is_iterable, 0, 0},
-                              {"sameas", is_sameas, 1, 1},
-                              {"odd", is_odd, 0, 0},
-                              {"even", is_even, 0, 0},
-                              {"divisibleby", is_divisible, 1, 1},
-                              {"eq", is_eq, 1, 1},
-                              {"equalto", is_eq, 1, 1},
-                              {"==", is_eq, 1, 1},
-                              {"ne", is_ne, 1, 1},
-                              {"!=", is_ne, 1, 1},
-                              {"lt", is_lt, 1, 1},
-                              {"lessthan", is_lt, 1, 1},
-                              {"<", is_lt, 1, 1},
-                              {"gt", is_gt, 1, 1},
-                              {"greaterthan", is_gt, 1, 1},
-                              {">", is_gt, 1, 1},
-                              {"le", is_le, 1, 1},
-                              {"<=", is_le, 1, 1},
-                              {"ge", is_ge, 1, 1},
-                              {">=", is_ge, 1, 1},
-                              {"in", is_in, 1, 1},
-                              {"lower", is_lower, 0, 0},
-                              {"upper", is_upper, 0, 0},
-                              {"filter", is_filter, 0, 0},
-                              {"test", is_test, 0, 0}};
+static const j_row tests[] = {{"defined", is_defined, 0, 0, NULL},
+                              {"undefined", is_undefined, 0, 0, NULL},
+                              {"none", is_none, 0, 0, NULL},
+                              {"string", is_string, 0, 0, NULL},
+                              {"mapping", is_mapping, 0, 0, NULL},
+                              {"number", is_number, 0, 0, NULL},
+                              {"integer", is_integer, 0, 0, NULL},
+                              {"float", is_float, 0, 0, NULL},
+                              {"boolean", is_boolean, 0, 0, NULL},
+                              {"true", is_true, 0, 0, NULL},
+                              {"false", is_false, 0, 0, NULL},
+                              {"callable", is_callable, 0, 0, NULL},
+                              {"escaped", is_escaped, 0, 0, NULL},
+                              {"sequence", is_sequence, 0, 0, NULL},
+                              {"iterable", is_iterable, 0, 0, NULL},
+                              {"sameas", is_sameas, 1, 1, "other"},
+                              {"odd", is_odd, 0, 0, NULL},
+                              {"even", is_even, 0, 0, NULL},
+                              {"divisibleby", is_divisible, 1, 1, "num"},
+                              {"eq", is_eq, 1, 1, NULL},
+                              {"equalto", is_eq, 1, 1, NULL},
+                              {"==", is_eq, 1, 1, NULL},
+                              {"ne", is_ne, 1, 1, NULL},
+                              {"!=", is_ne, 1, 1, NULL},
+                              {"lt", is_lt, 1, 1, NULL},
+                              {"lessthan", is_lt, 1, 1, NULL},
+                              {"<", is_lt, 1, 1, NULL},
+                              {"gt", is_gt, 1, 1, NULL},
+                              {"greaterthan", is_gt, 1, 1, NULL},
+                              {">", is_gt, 1, 1, NULL},
+                              {"le", is_le, 1, 1, NULL},
+                              {"<=", is_le, 1, 1, NULL},
+                              {"ge", is_ge, 1, 1, NULL},
+                              {">=", is_ge, 1, 1, NULL},
+                              {"in", is_in, 1, 1, "seq"},
+                              {"lower", is_lower, 0, 0, NULL},
+                              {"upper", is_upper, 0, 0, NULL},
+                              {"filter", is_filter, 0, 0, NULL},
+                              {"test", is_test, 0, 0, NULL}};
 
 const j_row *j_find_test(const char *name, size_t n)
 {
@@ -217,10 +215,11 @@ static int fn_raise(jrun *r, jv self, const jcall *c, jv *out)
     jv text = j_strz("the chat template refused the conversation");
     (void)self;
     (void)out;
-    if (c->n) {
-        int rc = j_to_str(r, c->v[0], &text);
+    if (j_arg(c, 0, "message", &text)) {
+        int rc = j_to_str(r, text, &text);
         if (rc < 0) return rc;
     }
+    if (text.n == 0) text = j_strz("the chat template refused the conversation");
     size_t n = text.n < 900 ? text.n : 900;
     return err_set(r->e, ERR_VALUE, "%.*s", (int)utf8_valid_prefix(text.s, n), text.s);
 }
@@ -230,17 +229,13 @@ static int fn_range(jrun *r, jv self, const jcall *c, jv *out)
     int64_t a[3] = {0, 0, 1};
     int rc = 0;
     (void)self;
-    if (c->n < 1 || c->n > 3 || c->n_kw) return j_fail(r, "range takes one to three integers");
     for (size_t i = 0; i < c->n; i++)
         TRY(j_arg_int(r, c, i, "range", &a[c->n == 1 ? 1 : i]));
     if (a[2] == 0) return j_fail(r, "range's step must not be zero");
     double count = ((double)a[1] - (double)a[0]) / (double)a[2];
-    if (count > RANGE_MAX) return j_fail(r, "range of more than %d numbers", RANGE_MAX);
-    *out = j_list(r, 0);
-    for (int64_t x = a[0]; a[2] > 0 ? x < a[1] : x > a[1];) {
-        j_push(r, out->list, j_int(x));
-        if (__builtin_add_overflow(x, a[2], &x)) break;
-    }
+    if (count > RANGE_MAX)
+        return j_limit(r, "a range of more numbers than the limit of %d", RANGE_MAX);
+    *out = j_range(r, a[0], a[1], a[2]);
     rc = 0;
 out:
     return rc;
@@ -252,9 +247,11 @@ static int fn_dict(jrun *r, jv self, const jcall *c, jv *out)
     int rc = 0;
     (void)self;
     jv v = j_dict(r);
+    if (c->n > 1) return j_fail(r, "dict() takes one value, and names");
     for (size_t i = 0; i < c->n; i++) {
         jv from = c->v[i];
         jlist *pairs;
+        if (from.t == J_UNDEF) return j_fail(r, "'%s' is undefined", from.s ? from.s : "value");
         if (from.t == J_DICT || from.t == J_NS) {
             for (size_t k = 0; k < from.dict->n; k++)
                 j_dict_set(r, v.dict, from.dict->keys[k], from.dict->vals[k]);
@@ -295,6 +292,8 @@ static int joiner_call(jrun *r, jv self, const jcall *c, jv *out)
     return 0;
 }
 
+static const j_row joiner_row = {"joiner", joiner_call, 0, 0, NULL};
+
 static int fn_joiner(jrun *r, jv self, const jcall *c, jv *out)
 {
     jv sep = j_strz(", "), state = j_dict(r);
@@ -303,10 +302,29 @@ static int fn_joiner(jrun *r, jv self, const jcall *c, jv *out)
     j_dict_set(r, state.dict, j_strz("sep"), sep);
     jfunc *f = j_alloc(r, sizeof(*f));
     f->name = "joiner";
-    f->native = joiner_call;
+    f->row = &joiner_row;
     f->self = state;
     *out = (jv){.t = J_FUNC, .fn = f};
     return 0;
+}
+
+static int fn_cycler(jrun *r, jv self, const jcall *c, jv *out)
+{
+    (void)self;
+    if (c->n == 0) return j_fail(r, "cycler takes values");
+    *out = j_list(r, c->n);
+    for (size_t i = 0; i < c->n; i++)
+        j_push(r, out->list, c->v[i]);
+    out->t = J_CYCLER;
+    return 0;
+}
+
+static int fn_lipsum(jrun *r, jv self, const jcall *c, jv *out)
+{
+    (void)self;
+    (void)c;
+    (void)out;
+    return j_fail(r, "the function 'lipsum' is not supported");
 }
 
 static int fn_strftime(jrun *r, jv self, const jcall *c, jv *out)
@@ -315,10 +333,14 @@ static int fn_strftime(jrun *r, jv self, const jcall *c, jv *out)
     struct tm tm;
     time_t now = r->t->clock_fixed ? (time_t)r->t->clock : time(NULL);
     (void)self;
-    if (c->n != 1 || c->v[0].t != J_STR || c->v[0].n >= sizeof(format))
-        return j_fail(r, "strftime_now takes one short format");
-    memcpy(format, c->v[0].s, c->v[0].n);
-    format[c->v[0].n] = 0;
+    jv f = j_none();
+    j_arg(c, 0, "format", &f);
+    if (f.t != J_STR) return j_fail(r, "strftime_now takes a format");
+    if (f.n >= sizeof(format))
+        return j_limit(r, "strftime_now with a format above the limit of %zu bytes",
+                       sizeof(format));
+    memcpy(format, f.s, f.n);
+    format[f.n] = 0;
     if (r->t->clock_fixed)
         gmtime_r(&now, &tm);
     else
@@ -331,10 +353,12 @@ static int fn_strftime(jrun *r, jv self, const jcall *c, jv *out)
     return 0;
 }
 
-const j_row j_globals[] = {{"raise_exception", fn_raise, 0, J_MAX_ARGS},
-                           {"range", fn_range, 1, 3},
-                           {"dict", fn_dict, 0, J_MAX_ARGS},
-                           {"namespace", fn_namespace, 0, J_MAX_ARGS},
-                           {"joiner", fn_joiner, 0, 1},
-                           {"strftime_now", fn_strftime, 1, 1},
-                           {NULL, NULL, 0, 0}};
+const j_row j_globals[] = {{"raise_exception", fn_raise, 1, 1, "message"},
+                           {"range", fn_range, 1, 3, NULL},
+                           {"dict", fn_dict, 0, J_MAX_ARGS, "*"},
+                           {"namespace", fn_namespace, 0, J_MAX_ARGS, "*"},
+                           {"cycler", fn_cycler, 0, J_MAX_ARGS, NULL},
+                           {"lipsum", fn_lipsum, 0, 4, "*"},
+                           {"joiner", fn_joiner, 0, 1, "sep"},
+                           {"strftime_now", fn_strftime, 1, 1, "format"},
+                           {NULL, NULL, 0, 0, NULL}};

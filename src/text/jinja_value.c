@@ -3,7 +3,8 @@
  * A value is 24 bytes and is copied freely; what it points to lives in the render's arena or in
  * the template's. Strings are UTF-8 and are counted in code points, as Python does. Dictionaries
  * keep insertion order: two parallel arrays, and above 8 entries a hash index of entry numbers.
- * Keys compare as Python's do: 1 == 1.0 == True.
+ * Keys compare as Python's do: 1 == 1.0 == True. An integer beyond 64 bits (J_BIG) is its decimal
+ * digits: it can be printed, compared and be a key, and nothing computes with it.
  *
  * Printing and comparing walk shared values again and again, so both take steps, and printing asks
  * for room: a list that holds itself twice, twenty levels deep, ends in an error and not in a
@@ -12,7 +13,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <utf8proc.h>
 #include "base/utf8.h"
 #include "text/jinja_internal.h"
 
@@ -96,19 +96,54 @@ static uint32_t hash_bytes(const void *p, size_t n)
     return h ^ (h >> 15);
 }
 
-static double number(jv v)
+jv j_int_text(jrun *r, const char *s, size_t n)
 {
-    return v.t == J_FLOAT ? v.f : v.t == J_BOOL ? (double)v.b : (double)v.i;
+    bool minus = n && s[0] == '-';
+    const char *p = s + (n && (s[0] == '-' || s[0] == '+')), *end = s + n;
+    int64_t v = 0;
+    while (p + 1 < end && *p == '0')
+        p++;
+    for (const char *d = p; d < end; d++) {
+        if (__builtin_mul_overflow(v, 10, &v) || __builtin_sub_overflow(v, *d - '0', &v)) {
+            char *text = j_alloc(r, (size_t)(end - p) + 2);
+            text[0] = '-';
+            memcpy(text + minus, p, (size_t)(end - p));
+            return (jv){.t = J_BIG, .n = (size_t)(end - p) + minus, .s = text};
+        }
+    }
+    if (minus) return j_int(v);
+    if (v != INT64_MIN) return j_int(-v);
+    return (jv){.t = J_BIG, .n = 19, .s = "9223372036854775808"};
+}
+
+jv j_range(jrun *r, int64_t start, int64_t stop, int64_t step)
+{
+    jv v = j_list(r, 0);
+    for (int64_t x = start; step > 0 ? x < stop : x > stop;) {
+        j_push(r, v.list, j_int(x));
+        if (__builtin_add_overflow(x, step, &x)) break;
+    }
+    v.t = J_SEQ;
+    v.list->kind = J_RANGE;
+    v.list->range[0] = start;
+    v.list->range[1] = stop;
+    v.list->range[2] = step;
+    return v;
+}
+
+static long double number(jv v) /* holds every int64_t and double exactly */
+{
+    return v.t == J_FLOAT ? (long double)v.f : v.t == J_BOOL ? v.b : (long double)v.i;
 }
 
 static uint32_t hash_key(jv k)
 {
     if (k.t == J_STR) return hash_bytes(k.s, k.n);
     if (j_is_num(k)) {
-        double f = number(k) + 0.0;
+        double f = (double)number(k) + 0.0;
         return hash_bytes(&f, sizeof(f));
     }
-    return k.t;
+    return k.t == J_BIG ? hash_bytes(k.s, k.n) : k.t;
 }
 
 static bool same_num(jv a, jv b)
@@ -119,26 +154,36 @@ static bool same_num(jv a, jv b)
 
 static bool same_key(jv a, jv b)
 {
-    if (a.t == J_STR) return b.t == J_STR && a.n == b.n && !memcmp(a.s, b.s, a.n);
+    if (a.t == J_STR || a.t == J_BIG) return b.t == a.t && a.n == b.n && !memcmp(a.s, b.s, a.n);
     if (j_is_num(a)) return j_is_num(b) && same_num(a, b);
     if (a.t != b.t) return false;
+    if (a.t == J_SEQ && a.list->kind == J_RANGE && b.list->kind == J_RANGE)
+        return a.list->n == b.list->n && (!a.list->n || (same_num(a.list->v[0], b.list->v[0]) &&
+                                                         a.list->range[2] == b.list->range[2]));
     if (a.t == J_TUPLE) {
         if (a.list->n != b.list->n) return false;
         for (size_t i = 0; i < a.list->n; i++)
             if (!same_key(a.list->v[i], b.list->v[i])) return false;
+        return true;
     }
-    return true;
+    return a.t == J_NONE || a.t == J_UNDEF || a.s == b.s; /* the same object */
 }
 
-/* Only values whose comparison is flat, or tuples of them (tuples of tuples are refused). */
-bool j_hashable(jv v)
+static bool hashable_at(jv v, int depth)
 {
     if (v.t == J_TUPLE) {
         for (size_t i = 0; i < v.list->n; i++)
-            if (v.list->v[i].t == J_TUPLE || !j_hashable(v.list->v[i])) return false;
+            if (depth > 4 || !hashable_at(v.list->v[i], depth + 1)) return false;
         return true;
     }
-    return v.t == J_NONE || v.t == J_STR || j_is_num(v);
+    return v.t != J_LIST && v.t != J_DICT &&
+           !(v.t == J_SEQ && (v.list->kind == J_KEYS || v.list->kind == J_ITEMS));
+}
+
+/* Values that cannot change or that are equal to themselves only; tuples five deep at most. */
+bool j_hashable(jv v)
+{
+    return hashable_at(v, 0);
 }
 
 jv j_dict(jrun *r)
@@ -216,6 +261,11 @@ bool j_is_num(jv v)
     return v.t == J_BOOL || v.t == J_INT || v.t == J_FLOAT;
 }
 
+bool j_is_int(jv v)
+{
+    return v.t == J_INT || v.t == J_BOOL;
+}
+
 bool j_is_str(jv v, const char *s)
 {
     return v.t == J_STR && v.n == strlen(s) && !memcmp(v.s, s, v.n);
@@ -237,9 +287,12 @@ bool j_truth(jv v)
         return v.n != 0;
     case J_LIST:
     case J_TUPLE:
+    case J_SEQ:
         return v.list->n != 0;
     case J_DICT:
         return v.dict->n != 0;
+    case J_LOOP:
+        return v.loop->items->n != 0;
     default:
         return true;
     }
@@ -247,24 +300,45 @@ bool j_truth(jv v)
 
 const char *j_type_name(jv v)
 {
-    static const char *const names[] = {"undefined", "None", "bool",     "int",  "float",
-                                        "str",       "list", "tuple",    "dict", "namespace",
-                                        "function",  "loop", "generator"};
+    static const char *const names[] = {
+        "undefined", "None",      "bool",     "int",  "float",     "str",    "list", "tuple",
+        "dict",      "namespace", "function", "loop", "generator", "cycler", "int",  "sequence"};
     return names[v.t];
+}
+
+static int equal_at(jrun *r, jv a, jv b, int depth, bool *out);
+
+/* Ranges are equal by their numbers, keys and items as sets, values by being the same object. */
+static int equal_seq(jrun *r, jlist *a, jlist *b, int depth, bool *out)
+{
+    int rc = 0;
+    *out = a == b;
+    if (a->kind != b->kind || a->kind == J_VALUES || a->n != b->n) return 0;
+    *out = true;
+    for (size_t i = 0; i < a->n && *out; i++) {
+        size_t k = a->kind == J_RANGE ? i : 0, end = a->kind == J_RANGE ? i + 1 : b->n;
+        for (*out = false; k < end && !*out; k++)
+            if ((rc = equal_at(r, a->v[i], b->v[k], depth + 1, out)) < 0) return rc;
+    }
+    return 0;
 }
 
 static int equal_at(jrun *r, jv a, jv b, int depth, bool *out)
 {
     int rc = j_step(r);
     if (rc < 0) return rc;
-    if (depth > J_MAX_NEST) return j_fail(r, "values nested too deep to compare");
+    if (depth > J_MAX_NEST)
+        return j_limit(r, "values nested deeper than the limit of %d", J_MAX_NEST);
     *out = false;
     if (j_is_num(a) || j_is_num(b)) {
         *out = j_is_num(a) && j_is_num(b) && same_num(a, b);
     } else if (a.t != b.t) {
         *out = false;
-    } else if (a.t == J_STR) {
+    } else if (a.t == J_STR || a.t == J_BIG) {
         *out = same_key(a, b);
+        return j_work(r, *out ? a.n : 0);
+    } else if (a.t == J_SEQ) {
+        return equal_seq(r, a.list, b.list, depth, out);
     } else if (a.t == J_LIST || a.t == J_TUPLE) {
         bool same = a.list->n == b.list->n;
         for (size_t i = 0; same && i < a.list->n; i++)
@@ -291,17 +365,40 @@ int j_equal(jrun *r, jv a, jv b, bool *out)
     return equal_at(r, a, b, 0, out);
 }
 
+/* An integer beyond 64 bits against any number. */
+static int less_big(jrun *r, jv a, jv b, bool *out)
+{
+    bool minus_a = a.t == J_BIG && a.s[0] == '-', minus_b = b.t == J_BIG && b.s[0] == '-';
+    if (a.t == J_FLOAT || b.t == J_FLOAT)
+        return j_limit(r, "integers above the limit of 64 bits do not compare with floats");
+    if (a.t != J_BIG || b.t != J_BIG) {
+        *out = a.t == J_BIG ? minus_a : !minus_b;
+        return 0;
+    }
+    if (minus_a != minus_b) {
+        *out = minus_a;
+        return 0;
+    }
+    int c = a.n != b.n ? (a.n < b.n ? -1 : 1) : memcmp(a.s, b.s, a.n);
+    *out = minus_a ? c > 0 : c < 0;
+    return 0;
+}
+
 static int less_at(jrun *r, jv a, jv b, int depth, bool *out)
 {
     int rc = j_step(r);
     if (rc < 0) return rc;
     if (j_is_num(a) && j_is_num(b)) {
         if (a.t == J_FLOAT || b.t == J_FLOAT)
-            *out = number(a) < number(b);
+            *out = number(a) < number(b); /* false for NaN */
         else
             *out = (a.t == J_BOOL ? a.b : a.i) < (b.t == J_BOOL ? b.b : b.i);
         return 0;
     }
+    if ((a.t == J_BIG && (b.t == J_BIG || j_is_num(b))) || (b.t == J_BIG && j_is_num(a)))
+        return less_big(r, a, b, out);
+    if (a.t == J_SEQ && b.t == J_SEQ && a.list->kind != J_RANGE && b.list->kind != J_RANGE)
+        return j_fail(r, "an order of dictionaries' keys is not supported");
     if (a.t == J_STR && b.t == J_STR) { /* UTF-8 bytes order as code points do */
         size_t n = a.n < b.n ? a.n : b.n;
         int c = n ? memcmp(a.s, b.s, n) : 0;
@@ -329,6 +426,13 @@ int j_less(jrun *r, jv a, jv b, bool *out)
     return less_at(r, a, b, 0, out);
 }
 
+/* The end of a generator: what went wrong while it was made goes wrong now. */
+static int spent(jrun *r, jv gen)
+{
+    if (!gen.list->fail) return 0;
+    return err_set(r->e, ERR_VALUE, "%s", gen.list->fail);
+}
+
 int j_contains(jrun *r, jv box, jv x, bool *out)
 {
     int rc = 0;
@@ -338,22 +442,24 @@ int j_contains(jrun *r, jv box, jv x, bool *out)
     case J_STR:
         if (x.t != J_STR) return j_fail(r, "'in <str>' needs a string, not %s", j_type_name(x));
         *out = x.n == 0 || (x.n <= box.n && memmem(box.s, box.n, x.s, x.n) != NULL);
-        return 0;
+        return j_work(r, box.n);
     case J_DICT:
-        if (!j_hashable(x) && x.t != J_UNDEF)
-            return j_fail(r, "%s cannot be a key", j_type_name(x));
+        if (!j_hashable(x)) return j_fail(r, "%s cannot be a key", j_type_name(x));
         *out = j_dict_get(box.dict, x, &ignored);
         return 0;
+    case J_SEQ:
+        if (box.list->kind == J_KEYS && !j_hashable(x))
+            return j_fail(r, "%s cannot be a key", j_type_name(x));
+        /* fall through */
     case J_LIST:
     case J_TUPLE:
         for (size_t i = 0; i < box.list->n && !*out && rc >= 0; i++)
             rc = j_equal(r, box.list->v[i], x, out);
         return rc;
-    case J_GEN: {
-        jlist *l;
-        if ((rc = j_iter(r, box, &l)) < 0) return rc;
-        return j_contains(r, (jv){.t = J_LIST, .list = l}, x, out);
-    }
+    case J_GEN:
+        while (box.list->at < box.list->n && !*out && rc >= 0)
+            rc = j_equal(r, box.list->v[box.list->at++], x, out);
+        return rc < 0 || *out ? rc : spent(r, box);
     case J_UNDEF:
         return 0;
     default:
@@ -368,12 +474,16 @@ int j_iter(jrun *r, jv v, jlist **out)
     switch (v.t) {
     case J_LIST:
     case J_TUPLE:
+    case J_SEQ:
         *out = v.list;
         return 0;
     case J_GEN:
-        *out = v.list->spent ? j_list(r, 0).list : v.list;
-        v.list->spent = true;
-        return 0;
+        l = j_list(r, 0);
+        if (v.list->n) l.list->v = v.list->v + v.list->at;
+        l.list->n = l.list->cap = v.list->n - v.list->at;
+        v.list->at = v.list->n;
+        *out = l.list;
+        return spent(r, v);
     case J_UNDEF:
         *out = j_list(r, 0).list;
         return 0;
@@ -384,7 +494,7 @@ int j_iter(jrun *r, jv v, jlist **out)
         *out = l.list;
         return 0;
     case J_STR:
-        if ((rc = j_room(r, v.n * sizeof(jv))) < 0) return rc;
+        if ((rc = j_room(r, v.n * sizeof(jv))) < 0 || (rc = j_work(r, v.n)) < 0) return rc;
         l = j_list(r, j_chars(v));
         for (size_t i = 0, k; i < v.n; i += k) {
             uint32_t cp;
@@ -407,9 +517,13 @@ int j_length(jrun *r, jv v, int64_t *out)
         return 0;
     case J_STR:
         *out = (int64_t)j_chars(v);
+        return j_work(r, v.n);
+    case J_LOOP:
+        *out = (int64_t)v.loop->items->n;
         return 0;
     case J_LIST:
     case J_TUPLE:
+    case J_SEQ:
         *out = (int64_t)v.list->n;
         return 0;
     case J_DICT:
@@ -447,14 +561,28 @@ void j_print_float(buf *b, double f)
     buf_printf(b, "%.*f", places > 0 ? places : 1, f);
 }
 
+static void escaped_char(buf *b, uint32_t cp)
+{
+    buf_printf(b, cp < 0x100 ? "\\x%02x" : cp < 0x10000 ? "\\u%04x" : "\\U%08x", cp);
+}
+
+jv j_ascii(jrun *r, jv s)
+{
+    buf b = {0};
+    for (size_t i = 0; i < s.n;) {
+        uint32_t cp = 0;
+        int k = utf8_decode(s.s + i, s.n - i, &cp);
+        if (cp < 0x80)
+            buf_putc(&b, s.s[i]);
+        else
+            escaped_char(&b, cp);
+        i += (size_t)(k > 0 ? k : 1);
+    }
+    return j_take(r, &b);
+}
+
 static void repr_char(buf *b, const char *s, int k, uint32_t cp, char quote)
 {
-    utf8proc_category_t cat =
-        k > 0 ? utf8proc_category((utf8proc_int32_t)cp) : UTF8PROC_CATEGORY_CN;
-    bool hidden = cat == UTF8PROC_CATEGORY_CC || cat == UTF8PROC_CATEGORY_CF ||
-                  cat == UTF8PROC_CATEGORY_CS || cat == UTF8PROC_CATEGORY_CO ||
-                  cat == UTF8PROC_CATEGORY_CN || cat == UTF8PROC_CATEGORY_ZL ||
-                  cat == UTF8PROC_CATEGORY_ZP || (cat == UTF8PROC_CATEGORY_ZS && cp != ' ');
     if (cp == '\n')
         buf_puts(b, "\\n");
     else if (cp == '\r')
@@ -463,12 +591,8 @@ static void repr_char(buf *b, const char *s, int k, uint32_t cp, char quote)
         buf_puts(b, "\\t");
     else if (cp == '\\' || cp == (uint32_t)quote)
         buf_printf(b, "\\%c", (char)cp);
-    else if (hidden && cp < 0x100)
-        buf_printf(b, "\\x%02x", cp);
-    else if (hidden && cp < 0x10000)
-        buf_printf(b, "\\u%04x", cp);
-    else if (hidden)
-        buf_printf(b, "\\U%08x", cp);
+    else if (!j_is(cp, J_IS_PRINTABLE))
+        escaped_char(b, cp);
     else
         buf_add(b, s, (size_t)(k > 0 ? k : 1));
 }
@@ -506,12 +630,30 @@ static int repr_items(jrun *r, buf *b, jv v, int depth)
     return 0;
 }
 
+static int repr_seq(jrun *r, buf *b, jv v, int depth)
+{
+    static const char *const names[] = {"", "range", "dict_keys", "dict_values", "dict_items", ""};
+    const jlist *l = v.list;
+    buf_printf(b, "%s(", names[l->kind]);
+    if (l->kind == J_RANGE) {
+        buf_printf(b, "%lld, %lld", (long long)l->range[0], (long long)l->range[1]);
+        if (l->range[2] != 1) buf_printf(b, ", %lld", (long long)l->range[2]);
+    } else {
+        int rc = repr_items(r, b, (jv){.t = J_LIST, .list = v.list}, depth);
+        if (rc < 0) return rc;
+    }
+    buf_putc(b, ')');
+    return 0;
+}
+
 int j_repr(jrun *r, buf *b, jv v, int depth)
 {
     int rc = j_step(r);
     if (rc < 0) return rc;
-    if (depth > J_MAX_NEST) return j_fail(r, "values nested too deep to print");
-    if (b->len > J_MAX_BYTES) return j_fail(r, "the output is larger than %zu bytes", J_MAX_BYTES);
+    if (depth > J_MAX_NEST)
+        return j_limit(r, "values nested deeper than the limit of %d", J_MAX_NEST);
+    if (b->len > r->max_bytes)
+        return j_limit(r, "an output above the limit of %zu bytes", r->max_bytes);
     switch (v.t) {
     case J_UNDEF:
         buf_puts(b, "Undefined");
@@ -533,17 +675,28 @@ int j_repr(jrun *r, buf *b, jv v, int depth)
         repr_str(b, v);
         if (v.safe) buf_putc(b, ')');
         return 0;
+    case J_BIG:
+        buf_add(b, v.s, v.n);
+        return 0;
     case J_LIST:
     case J_TUPLE:
     case J_DICT:
         return repr_items(r, b, v, depth);
+    case J_SEQ:
+        return repr_seq(r, b, v, depth);
+    case J_LOOP:
+        buf_printf(b, "<LoopContext %zu/%zu>", v.loop->index + 1, v.loop->items->n);
+        return 0;
     case J_NS:
         buf_puts(b, "<Namespace ");
         rc = repr_items(r, b, (jv){.t = J_DICT, .dict = v.dict}, depth);
         buf_puts(b, ">");
         return rc;
     default:
-        buf_printf(b, "<%s>", j_type_name(v));
+        if (v.t == J_FUNC && v.fn->macro)
+            buf_printf(b, "<Macro '%s'>", v.fn->name);
+        else
+            buf_printf(b, "<%s>", j_type_name(v));
         return 0;
     }
 }
@@ -552,8 +705,8 @@ int j_print(jrun *r, buf *b, jv v)
 {
     if (v.t == J_UNDEF) return 0;
     if (v.t != J_STR) return j_repr(r, b, v, 0);
-    if (b->len + v.n > J_MAX_BYTES)
-        return j_fail(r, "the output is larger than %zu bytes", J_MAX_BYTES);
+    if (b->len + v.n > r->max_bytes)
+        return j_limit(r, "an output above the limit of %zu bytes", r->max_bytes);
     buf_add(b, v.s, v.n);
     return 0;
 }
@@ -591,13 +744,6 @@ size_t j_char_at(jv s, size_t i)
     return at;
 }
 
-bool j_space(uint32_t cp)
-{
-    return (cp >= 9 && cp <= 13) || (cp >= 0x1c && cp <= 0x20) || cp == 0x85 || cp == 0xa0 ||
-           cp == 0x1680 || (cp >= 0x2000 && cp <= 0x200a) || cp == 0x2028 || cp == 0x2029 ||
-           cp == 0x202f || cp == 0x205f || cp == 0x3000;
-}
-
 static bool strips(const char *s, size_t k, const char *set, size_t n_set)
 {
     uint32_t cp;
@@ -625,46 +771,16 @@ jv j_strip(jv s, const char *set, size_t n_set, bool left, bool right)
     return s;
 }
 
-static bool word_char(uint32_t cp)
-{
-    utf8proc_category_t c = utf8proc_category((utf8proc_int32_t)cp);
-    return c >= UTF8PROC_CATEGORY_LU && c <= UTF8PROC_CATEGORY_LO;
-}
-
-jv j_case(jrun *r, jv s, int how)
-{
-    buf b = {0};
-    bool in_word = false, first = true;
-    for (size_t i = 0; i < s.n;) {
-        uint32_t cp;
-        char enc[4];
-        int k = utf8_decode(s.s + i, s.n - i, &cp);
-        if (k <= 0) {
-            buf_putc(&b, s.s[i++]);
-            continue;
-        }
-        bool up = how == 1 || (how == 2 && first) || (how >= 3 && !in_word);
-        utf8proc_int32_t c = (utf8proc_int32_t)cp;
-        if (up && cp == 0xdf) /* the one common letter whose capital is two letters */
-            buf_puts(&b, how == 1 ? "SS" : "Ss");
-        else
-            buf_add(&b, enc,
-                    (size_t)utf8_encode((uint32_t)(up ? utf8proc_toupper(c) : utf8proc_tolower(c)),
-                                        enc));
-        in_word =
-            how == 4 ? !(j_space(cp) || (cp < 0x80 && strchr("-({[<", (int)cp))) : word_char(cp);
-        first = false;
-        i += (size_t)k;
-    }
-    return j_take(r, &b);
-}
-
 /* ---- slices ---- */
 
 static int slice_index(jrun *r, jv v, int64_t *out, bool *given)
 {
     *given = v.t != J_NONE;
     if (!*given) return 0;
+    if (v.t == J_BIG) {
+        *out = v.s[0] == '-' ? -INT64_MAX : INT64_MAX;
+        return 0;
+    }
     if (v.t != J_INT && v.t != J_BOOL) return j_fail(r, "a slice's border must be an integer");
     *out = v.t == J_INT ? v.i : v.b;
     return 0;
@@ -697,9 +813,9 @@ int j_slice(jrun *r, jv v, jv a, jv b, jv c, jv *out)
     bool has_lo, has_hi, has_step;
     int rc = 0;
     if (v.t == J_UNDEF) return j_fail(r, "'%s' is undefined", v.s ? v.s : "value");
-    if (v.t != J_STR && v.t != J_LIST && v.t != J_TUPLE) {
-        *out = j_undef(NULL);
-        return 0;
+    bool range = v.t == J_SEQ && v.list->kind == J_RANGE;
+    if (v.t != J_STR && v.t != J_LIST && v.t != J_TUPLE && !range) {
+        return j_fail(r, "a value of type %s cannot be sliced", j_type_name(v));
     }
     TRY(slice_index(r, a, &lo, &has_lo));
     TRY(slice_index(r, b, &hi, &has_hi));
@@ -709,11 +825,17 @@ int j_slice(jrun *r, jv v, jv a, jv b, jv c, jv *out)
     if (step < -INT32_MAX) step = -INT32_MAX;
     TRY(j_length(r, v, &n));
     slice_bounds(n, step, has_lo, &lo, has_hi, &hi);
+    if (range) {
+        int64_t *a0 = v.list->range;
+        *out = j_range(r, a0[0] + lo * a0[2], a0[0] + hi * a0[2], a0[2] * step);
+        return 0;
+    }
     if (v.t == J_STR && step == 1) {
         size_t from = hi > lo ? j_char_at(v, (size_t)lo) : 0;
         jv rest = j_str(v.s + from, v.n - from);
         *out = j_str(rest.s, hi > lo ? j_char_at(rest, (size_t)(hi - lo)) : 0);
-        return 0;
+        out->safe = v.safe;
+        return j_work(r, v.n);
     }
     jlist *from;
     TRY(j_iter(r, v, &from));
@@ -728,22 +850,29 @@ int j_slice(jrun *r, jv v, jv a, jv b, jv c, jv *out)
     }
     l.t = v.t;
     *out = v.t == J_STR ? j_take(r, &text) : l;
+    out->safe = v.safe;
 out:
     return rc;
 }
 
 /* ---- from JSON ---- */
 
-/* cJSON keeps numbers as doubles: whole ones below 2^53 become integers. */
+/* cJSON keeps numbers as doubles, and json_parse_exact beside them the text where they differ. */
+static jv from_number(jrun *r, const json *x)
+{
+    double f = x->valuedouble;
+    const char *s = x->valuestring;
+    if (s && !strpbrk(s, ".eE")) return j_int_text(r, s, strlen(s));
+    if (s) return j_float(f);
+    return f == floor(f) && fabs(f) < 9007199254740992.0 ? j_int((int64_t)f) : j_float(f);
+}
+
 jv j_from_json(jrun *r, const json *x, int depth)
 {
     jv v;
     if (!x || cJSON_IsNull(x) || depth > JSON_MAX_DEPTH) return j_none();
     if (cJSON_IsBool(x)) return j_bool(cJSON_IsTrue(x));
-    if (cJSON_IsNumber(x)) {
-        double f = x->valuedouble;
-        return f == floor(f) && fabs(f) < 9007199254740992.0 ? j_int((int64_t)f) : j_float(f);
-    }
+    if (cJSON_IsNumber(x)) return from_number(r, x);
     if (cJSON_IsString(x)) return j_strz(x->valuestring);
     if (cJSON_IsArray(x)) {
         v = j_list(r, 0);
