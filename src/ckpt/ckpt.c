@@ -513,7 +513,9 @@ int ckpt_load_rows(const ckpt *c, const ckpt_tensor *t, int64_t r0, int64_t r1, 
 
 void ckpt_dontneed(const ckpt *c, const ckpt_tensor *t)
 {
-    const file_map *m = c->is_gguf ? &c->gguf.map : NULL;
+    const file_map *m = c->is_gguf && c->gguf.map.path == t->path ? &c->gguf.map : NULL;
+    for (int i = 0; !m && i < c->gguf.n_more; i++)
+        if (c->gguf.more[i].map.path == t->path) m = &c->gguf.more[i].map;
     for (size_t i = 0; !m && i < c->n_files; i++)
         if (c->files[i].map.path == t->path) m = &c->files[i].map;
     if (m && t->data) file_map_dontneed(m, (size_t)(t->data - m->data), (size_t)t->bytes);

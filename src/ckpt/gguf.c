@@ -9,7 +9,7 @@
  * read through a cursor that compares against what is left (`left < n`), never a sum that could
  * wrap. Before gguf_open returns, every tensor is known to lie inside the file, on the alignment,
  * and apart from its neighbours. Refused: versions other than 2 and 3, big-endian files, arrays of
- * arrays, unknown types, split files (by name), and files that are several GGUF joined together. */
+ * arrays, unknown types, and files that are several GGUF joined together. */
 #include "ckpt/gguf.h"
 #include <inttypes.h>
 #include <stdio.h>
@@ -335,20 +335,6 @@ static int read_alignment(gguf_file *g, err *e)
     return 0;
 }
 
-/* Splits are found by their keys, before any tensor seems to be missing. */
-static int refuse_split(const gguf_file *g, err *e)
-{
-    int64_t count = 0, no = 0;
-    int rc = gguf_get_i64(g, "split.count", &count, e);
-    if (rc < 0 || count < 2) return rc < 0 ? rc : 0;
-    rc = gguf_get_i64(g, "split.no", &no, e);
-    if (rc < 0) return rc;
-    return err_set(e, ERR_UNSUPPORTED,
-                   "%s: part %" PRId64 " of %" PRId64 " of a split GGUF, which is not read; merge "
-                   "the parts first: llama-gguf-split --merge FIRST-PART.gguf OUT.gguf",
-                   g->map.path, no + 1, count);
-}
-
 static const char *foreign_type(uint32_t id)
 {
     static const struct {
@@ -441,6 +427,7 @@ static int place_tensors(gguf_file *g, err *e)
                            "again",
                            g->map.path, t->name, t->bytes, t->offset, room, g->map.size);
         t->offset += g->data_offset;
+        t->map = &g->map;
     }
     return 0;
 }
@@ -470,8 +457,8 @@ static int check_layout(const gguf_file *g, err *e)
         if (at <= g->map.size && g->map.size - at >= 4 && !memcmp(g->map.data + at, "GGUF", 4))
             rc = err_set(e, ERR_FORMAT,
                          "%s: a second GGUF begins at byte %" PRIu64 "; parts of a split model "
-                         "were joined byte by byte; merge the parts with llama-gguf-split --merge "
-                         "FIRST-PART.gguf OUT.gguf instead",
+                         "were joined byte by byte; use the parts as they are (any of them opens "
+                         "the whole model), or merge them with llama-gguf-split --merge",
                          g->map.path, at);
     }
     return rc;
@@ -559,7 +546,6 @@ int gguf_open(gguf_file *g, const char *path, err *e)
     cursor c = {.g = g, .p = g->map.data, .end = g->map.data + g->map.size, .e = e};
     TRY(take_head(&c, &n_tensors, &n_kv));
     TRY(take_kvs(&c, (size_t)n_kv));
-    TRY(refuse_split(g, e));
     TRY(read_alignment(g, e));
     TRY(take_tensors(&c, (size_t)n_tensors));
     uint64_t pos = (uint64_t)(c.p - g->map.data),
@@ -574,6 +560,9 @@ out:
 
 void gguf_close(gguf_file *g)
 {
+    for (int i = 0; i < g->n_more; i++)
+        gguf_close(&g->more[i]);
+    free(g->more);
     file_map_close(&g->map);
     arena_drop(g->mem);
     *g = (gguf_file){0};

@@ -52,6 +52,7 @@ typedef struct gguf_tensor {
     int n_dims;
     int64_t ne[4];          /* ggml order: innermost first */
     uint64_t offset, bytes; /* in the file */
+    const file_map *map;    /* of that file */
 } gguf_tensor;
 typedef struct gguf_file {
     file_map map;
@@ -62,8 +63,12 @@ typedef struct gguf_file {
     size_t n_kv;
     gguf_tensor *tensors;
     size_t n_tensors;
+    struct gguf_file *more; /* the other parts of a split model; the first has all tensors */
+    int n_more;
 } gguf_file;
-int gguf_open(gguf_file *g, const char *path, err *e);
+int gguf_open(gguf_file *g, const char *path, err *e); /* one file; it must not move afterwards */
+/* Any part of a split model opens the whole. */
+int gguf_open_split(gguf_file *g, const char *path, err *e);
 void gguf_close(gguf_file *g);
 const gguf_kv *gguf_find(const gguf_file *g, const char *key);
 /* As json_get_*: absent returns 0, present 1, wrong type is an error. */

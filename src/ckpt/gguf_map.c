@@ -127,7 +127,7 @@ static int freqs_to_llama3(mapping *m, const gguf_tensor *t, double theta, jw *w
                        "%s: tensor 'rope_freqs.weight' must hold %" PRId64 " F32 values",
                        m->g->map.path, m->head_dim / 2);
     float *f = arena_alloc(m->c->mem, sizeof *f * (size_t)n);
-    memcpy(f, m->g->map.data + t->offset, sizeof *f * (size_t)n);
+    memcpy(f, t->map->data + t->offset, sizeof *f * (size_t)n);
     for (int64_t i = 0; i < n; i++)
         if ((double)f[i] > factor) factor = tidy((double)f[i]);
     for (int64_t i = 0; i < n; i++) {
@@ -367,8 +367,8 @@ static int map_tensor(mapping *m, const gguf_tensor *t, ckpt_tensor *o)
                        .gguf = t->type->plain == NUM_NONE ? t->type : NULL,
                        .n_dims = t->n_dims,
                        .bytes = t->bytes,
-                       .data = m->g->map.data + t->offset,
-                       .path = m->g->map.path};
+                       .data = t->map->data + t->offset,
+                       .path = t->map->path};
     o->name = hf_name(m->c->mem, t->name, &base);
     for (int d = 0; d < t->n_dims; d++)
         o->shape[d] = t->ne[t->n_dims - 1 - d];
@@ -429,7 +429,7 @@ int ckpt__open_gguf(ckpt *c, const char *path, err *e)
     int rc = 0;
     buf text = {0};
     mapping m = {.c = c, .g = &c->gguf, .e = e};
-    TRY(gguf_open(&c->gguf, path, e));
+    TRY(gguf_open_split(&c->gguf, path, e));
     TRY(read_arch(&m));
     TRY(write_config(&m, &text));
     TRY(json_parse(&c->config_json, text.data, text.len, path, e));
@@ -445,6 +445,12 @@ int ckpt__open_gguf(ckpt *c, const char *path, err *e)
     c->gguf_text = arena_strdup(c->mem, summary);
     free(summary);
     c->file_bytes = c->gguf.map.size;
+    for (int i = 0; i < c->gguf.n_more; i++)
+        c->file_bytes += c->gguf.more[i].map.size;
+    if (c->gguf.n_more) { /* the same model, whichever part was given */
+        free(c->path);
+        c->path = xstrdup(c->gguf.map.path);
+    }
 out:
     buf_free(&text);
     return rc;

@@ -2,6 +2,7 @@
  * mapping to Hugging Face names, config and tokenizer, and damaged files of every kind. */
 #include "check.h"
 #include <openssl/evp.h>
+#include <unistd.h>
 #include "base/log.h"
 #include "ckpt/ckpt.h"
 #include "ckpt/gguf.h"
@@ -409,12 +410,6 @@ static void joined(buf *b)
     one_tensor(b, 4, 2, 0, 0, 32);
     one_tensor(b, 4, 2, 0, 0, 32);
 }
-static void split_part(buf *b)
-{
-    head(b, 0, 2);
-    kv_u32(b, "split.no", 2);
-    kv_u32(b, "split.count", 3);
-}
 static void version_1(buf *b)
 {
     buf_puts(b, "GGUF");
@@ -480,7 +475,6 @@ static const struct {
     {"gap shorter than the type", overlapping, ERR_FORMAT, "'v' begins at byte"},
     {"tensor twice", tensor_twice, ERR_FORMAT, "'w' is in the file twice"},
     {"two files joined", joined, ERR_FORMAT, "second GGUF"},
-    {"part 3 of 3", split_part, ERR_UNSUPPORTED, "part 3 of 3"},
 };
 
 static void hostile_files(void **state)
@@ -503,6 +497,158 @@ static void hostile_files(void **state)
         buf_free(&b);
     }
     free(p);
+}
+
+/* ---- split models ------------------------------------------------------------------------------
+ */
+
+enum { PARTS = 3 };
+
+/* Where the tensor table of the fixture begins: at the length of its first name. */
+static size_t table_at(const gguf_file *g)
+{
+    buf name = {0};
+    str(&name, g->tensors[0].name);
+    for (size_t i = 24; i + name.len < g->map.size; i++)
+        if (!memcmp(g->map.data + i, name.data, name.len)) {
+            buf_free(&name);
+            return i;
+        }
+    fail_msg("no tensor table");
+    return 0;
+}
+
+/* The fixture's tensors n0 to n1 as part `no`; the first part has all the other keys. */
+static void make_part(const gguf_file *g, int no, size_t n0, size_t n1, buf *b)
+{
+    size_t n_kv = no ? 0 : g->n_kv;
+    uint64_t at = 0;
+    head(b, n1 - n0, n_kv + 3);
+    if (!no) buf_add(b, g->map.data + 24, table_at(g) - 24);
+    kv_u32(b, "split.no", (uint32_t)no);
+    kv_u32(b, "split.count", PARTS);
+    kv_u32(b, "split.tensors.count", (uint32_t)g->n_tensors);
+    for (size_t i = n0; i < n1; i++) {
+        const gguf_tensor *t = &g->tensors[i];
+        str(b, t->name);
+        u32(b, (uint32_t)t->n_dims);
+        for (int d = 0; d < t->n_dims; d++)
+            u64(b, (uint64_t)t->ne[d]);
+        u32(b, t->type->id);
+        u64(b, at);
+        at += (t->bytes + 31) / 32 * 32;
+    }
+    while (b->len % 32)
+        buf_putc(b, 0);
+    for (size_t i = n0; i < n1; i++) {
+        buf_add(b, g->map.data + g->tensors[i].offset, (size_t)g->tensors[i].bytes);
+        while (b->len % 32)
+            buf_putc(b, 0);
+    }
+}
+
+static char *part_path(int no)
+{
+    char name[64];
+    snprintf(name, sizeof name, "m-%05d-of-%05d.gguf", no + 1, PARTS);
+    return file_join(dir, name);
+}
+
+static void write_parts(buf *all)
+{
+    err e = {0};
+    gguf_file g;
+    CHECK_OK(gguf_open(&g, FIXTURE, &e));
+    for (int i = 0; i < PARTS; i++) {
+        buf b = {0};
+        char *p = part_path(i);
+        make_part(&g, i, g.n_tensors * (size_t)i / PARTS, g.n_tensors * (size_t)(i + 1) / PARTS,
+                  &b);
+        CHECK_OK(file_write_atomic(p, b.data, b.len, &e));
+        if (all) buf_add(all, b.data, b.len);
+        buf_free(&b);
+        free(p);
+    }
+    gguf_close(&g);
+}
+
+static void same_checkpoint(const char *path)
+{
+    err e = {0};
+    ckpt *a, *b;
+    CHECK_OK(ckpt_open(&a, FIXTURE, &e));
+    CHECK_OK(ckpt_open(&b, path, &e));
+    assert_int_equal(ckpt_n_tensors(a), ckpt_n_tensors(b));
+    assert_string_equal(ckpt_gguf_types(a), ckpt_gguf_types(b));
+    for (size_t i = 0; i < ckpt_n_tensors(a); i++) {
+        const ckpt_tensor *t = ckpt_tensor_at(a, i), *u = ckpt_find(b, t->name);
+        assert_non_null(u);
+        assert_int_equal(t->bytes, u->bytes);
+        assert_memory_equal(t->data, u->data, t->bytes);
+        ckpt_dontneed(b, u);
+        assert_memory_equal(t->data, u->data, t->bytes);
+    }
+    buf x = {0}, y = {0};
+    CHECK_OK(ckpt_tokenizer_json(a, &x, &e));
+    CHECK_OK(ckpt_tokenizer_json(b, &y, &e));
+    assert_string_equal(x.data, y.data);
+    char *first = part_path(0);
+    assert_string_equal(ckpt_path(b), first);
+    free(first);
+    buf_free(&x);
+    buf_free(&y);
+    ckpt_close(a);
+    ckpt_close(b);
+}
+
+static void check_part(const char *path, int code, const char *says)
+{
+    err e = {0};
+    ckpt *c;
+    if (ckpt_open(&c, path, &e) != -code || !strstr(e.msg, says))
+        fail_msg("%s: %d %s, wanted %s", path, e.code, e.msg, says);
+    assert_null(c);
+}
+
+static void split_models(void **state)
+{
+    (void)state;
+    err e = {0};
+    buf all = {0}, odd = {0};
+    write_parts(&all);
+    char *p[PARTS], *joined_path = file_join(dir, "joined.gguf"), *other = file_join(dir, "x.gguf");
+    for (int i = 0; i < PARTS; i++)
+        p[i] = part_path(i);
+    for (int i = 0; i < PARTS; i++)
+        same_checkpoint(p[i]); /* whichever part is given */
+    CHECK_OK(file_write_atomic(joined_path, all.data, all.len, &e));
+    check_part(joined_path, ERR_FORMAT, "joined byte by byte");
+    assert_int_equal(rename(p[1], other), 0);
+    check_part(p[2], ERR_MISSING, "m-00002-of-00003.gguf");
+    check_part(p[0], ERR_MISSING, "part 2 of 3");
+    check_part(other, ERR_FORMAT, "NAME-00002-of-00003.gguf");
+    CHECK_OK(file_copy_atomic(p[2], p[1], &e)); /* a part under another's name */
+    check_part(p[0], ERR_FORMAT, "part 3 of 3");
+    gguf_file g;
+    CHECK_OK(gguf_open(&g, FIXTURE, &e));
+    make_part(&g, 1, 0, 2, &odd); /* tensors of part 1 once more */
+    gguf_close(&g);
+    CHECK_OK(file_write_atomic(p[1], odd.data, odd.len, &e));
+    check_part(p[0], ERR_FORMAT, "split.tensors.count");
+    buf_clear(&odd);
+    write_parts(NULL);
+    CHECK_OK(file_read_all(&odd, p[1], 1 << 24, &e));
+    CHECK_OK(file_write_atomic(p[1], odd.data, odd.len - 4096, &e));
+    check_part(p[0], ERR_FORMAT, "truncated");
+    unlink(p[1]);
+    unlink(p[2]);
+    check_part(p[0], ERR_MISSING, "part 2 of 3");
+    buf_free(&all);
+    buf_free(&odd);
+    for (int i = 0; i < PARTS; i++)
+        free(p[i]);
+    free(joined_path);
+    free(other);
 }
 
 /* Well-formed files that are no model, or one that cannot be run. */
@@ -751,6 +897,7 @@ int main(void)
         cmocka_unit_test(tokenizer_of_the_fixture),
         cmocka_unit_test(side_files_are_made),
         cmocka_unit_test(hostile_files),
+        cmocka_unit_test(split_models),
         cmocka_unit_test(bad_models),
         cmocka_unit_test(truncated_fixture),
         cmocka_unit_test(flipped_bytes),
