@@ -56,6 +56,10 @@ static const quant_dialect dialect_gptq = {
     .parts = quant__packed_parts,
     .describe = quant__gptq_describe_as,
     .arith = quant__gptq_arith,
+    .store = quant__gptq_store,
+    .emit_config = quant__gptq_emit_config,
+    .emit_modules = quant__gptq_emit_modules,
+    .side_config = "quantize_config.json",
 };
 static const quant_dialect dialect_awq = {
     .name = "awq",
@@ -66,6 +70,8 @@ static const quant_dialect dialect_awq = {
     .parts = quant__packed_parts,
     .describe = quant__awq_describe,
     .arith = quant__f16_arith,
+    .store = quant__awq_store,
+    .emit_config = quant__awq_emit_config,
 };
 static const quant_dialect dialect_autoround = {
     .name = "auto-round",

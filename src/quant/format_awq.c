@@ -320,10 +320,10 @@ int quant__awq_load_gemm(const quant__job *j, err *e)
  */
 
 /* Words of zero points a row: whole kernels' worth of groups, fewer for small groups. */
-static int64_t zero_words(const qtensor *o)
+static int64_t zero_words(const quant__job *j)
 {
-    int64_t pad = o->block_k >= 128 ? 1 : o->block_k == 64 ? 2 : 4;
-    int64_t words = (o->scale_cols + 7) / 8;
+    int64_t group = j->g->spec.w.gran == Q_GROUP ? j->g->spec.w.group : j->out->K;
+    int64_t pad = group >= 128 ? 1 : group >= 64 ? 2 : 4, words = (j->out->scale_cols + 7) / 8;
     return (words + pad - 1) / pad * pad;
 }
 
@@ -336,7 +336,7 @@ static int load_gemv(const quant__job *j, err *e)
     int rc = 0;
     void *p;
     TRY(begin(j, GEMV, &t, &codes, e));
-    int64_t G = o->scale_cols, W = zero_words(o);
+    int64_t G = o->scale_cols, W = zero_words(j);
     for (size_t i = 0; i < (size_t)o->N * o->row_bytes; i++)
         codes[i] = t->data[i] ^ 0x88;
     TRY(find(j, "scales", o->N, 8 * W, NUM_F16, &s, e));
@@ -392,7 +392,7 @@ static int fast_scales(const quant__job *j, err *e)
 {
     const ckpt_tensor *s, *zp;
     qtensor *o = j->out;
-    int64_t G = o->scale_cols, W = zero_words(o);
+    int64_t G = o->scale_cols, W = zero_words(j);
     void *ps, *pf;
     int8_t *z;
     bool whole = true;

@@ -41,7 +41,7 @@ int quant__packed_spec(const quant_ckpt *q, int64_t bits, int64_t group, bool sy
 void quant__packed_grid(const quant__job *j, int64_t N, int64_t K)
 {
     qspec s = j->g->spec;
-    if (s.w.gran == Q_GROUP && s.w.group >= K) {
+    if (s.w.gran == Q_GROUP && s.w.group > K) {
         s.w.gran = Q_CHANNEL;
         s.w.group = 0;
     }

@@ -23,7 +23,7 @@ bool quant__packed_has(const quant_ckpt *q, const char *module);
 /* spec.w and spec.kv of a group: integers of `bits`, group -1 = a whole row. */
 int quant__packed_spec(const quant_ckpt *q, int64_t bits, int64_t group, bool sym,
                        const char *where, qspec *out, err *e);
-/* Sets shape and grid; a group that holds all of K becomes one scale a row. */
+/* Sets shape and grid; a group larger than K becomes one scale a row. */
 void quant__packed_grid(const quant__job *j, int64_t N, int64_t K);
 /* Bits of the flip that turns unsigned fields into two's complement, byte i of a row: [i % bits].
  */

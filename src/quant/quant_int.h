@@ -12,6 +12,14 @@ int quant__plain_load(const quant_ckpt *q, const char *module, qtensor *out, err
 int quant__gptq_detect(quant_ckpt *q, err *e);
 int quant__gptq_load(const quant_ckpt *q, const char *module, qtensor *out, err *e);
 int quant__awq_detect(quant_ckpt *q, err *e);
+int quant__gptq_store(ckpt_writer *w, const char *module, const qtensor *t, num_dtype model_dtype,
+                      err *e);
+int quant__gptq_emit_config(jw *j, const qspec *s, char *const *ignore, int n_ignore, err *e);
+int quant__gptq_emit_modules(jw *j, const quant_written *m, int n, const qaxis *kv,
+                             char *const *ignore, int n_ignore, err *e);
+int quant__awq_store(ckpt_writer *w, const char *module, const qtensor *t, num_dtype model_dtype,
+                     err *e);
+int quant__awq_emit_config(jw *j, const qspec *s, char *const *ignore, int n_ignore, err *e);
 void quant__gptq_arith(const quant_ckpt *q, const qtensor *t, quant_arith *out);
 void quant__f16_arith(const quant_ckpt *q, const qtensor *t, quant_arith *out);
 int quant__awq_load(const quant_ckpt *q, const char *module, qtensor *out, err *e);
