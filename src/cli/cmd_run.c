@@ -2,6 +2,7 @@
  * Text is printed as it is generated; statistics go to standard error. */
 #include "cli/options.h"
 #include "base/log.h"
+#include "text/literal.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -65,13 +66,18 @@ static int answer(const opts *o, engine *en, const ids *prompt, gen_result *r, e
 static int encode_turn(const opts *o, engine *en, const json *messages, const char *text, ids *out,
                        err *e)
 {
+    const tokenizer *t = engine_tokenizer(en);
+    bool literal;
+    int rc = literal_parse(o->v[OPT_control_tokens].s, &literal, e);
+    if (rc < 0) return rc;
     if (o->v[OPT_raw].given || !engine_chat(en)) {
-        const tokenizer *t = engine_tokenizer(en);
         if (!t)
             return err_set(e, ERR_UNSUPPORTED,
                            "this model has no tokenizer: use `tare dump` with token ids");
-        return tokenizer_encode(t, text, strlen(text), true, out, e);
+        return (literal ? tokenizer_encode_literal : tokenizer_encode)(t, text, strlen(text), true,
+                                                                       out, e);
     }
+    if (literal) return literal_chat_ids(engine_chat(en), t, messages, NULL, true, out, e);
     return engine_chat_ids(en, messages, NULL, true, out, e);
 }
 

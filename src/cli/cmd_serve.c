@@ -2,6 +2,7 @@
 #include "cli/options.h"
 #include "base/log.h"
 #include "serve/serve.h"
+#include "text/literal.h"
 #include <stdlib.h>
 
 int cmd_serve(const opts *o, err *e)
@@ -24,6 +25,7 @@ int cmd_serve(const opts *o, err *e)
                     .drain_seconds = o->v[OPT_drain].f,
                     .max_body_bytes = o->v[OPT_max_body].i,
                     .json = o->v[OPT_json].given};
+    TRY(literal_parse(o->v[OPT_control_tokens].s, &s.literal, e));
     opts_engine(o, o->v, model, &eo);
     TRY(engine_open(&en, &eo, e));
     char *report = engine_report(en);

@@ -2,6 +2,7 @@
 #include "cli/options.h"
 #include "base/utf8.h"
 #include "ckpt/ckpt.h"
+#include "text/literal.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -53,7 +54,9 @@ int cmd_tokenize(const opts *o, err *e)
     ids v = {0};
     const char *model;
     int64_t n_ids = 0;
+    bool literal;
     TRY(opts_model(o, &model, e));
+    TRY(literal_parse(o->v[OPT_control_tokens].s, &literal, e));
     int arg = o->v[OPT_model].given ? 0 : 1;
     TRY(open_tokenizer(model, &t, &n_ids, e));
     if (o->n_args > arg)
@@ -65,8 +68,8 @@ int cmd_tokenize(const opts *o, err *e)
         rc = err_set(e, ERR_FORMAT, "text: byte %zu is not valid UTF-8", ok);
         goto out;
     }
-    TRY(tokenizer_encode(t, text.data ? text.data : "", text.len, !o->v[OPT_no_special].given, &v,
-                         e));
+    TRY((literal ? tokenizer_encode_literal : tokenizer_encode)(
+        t, text.data ? text.data : "", text.len, !o->v[OPT_no_special].given, &v, e));
     jw w;
     jw_init(&w, &out, 0);
     if (o->v[OPT_json].given) {

@@ -66,16 +66,17 @@ enum MHD_Result serve__model(exchange *x)
 static int tokenize_ids(const struct server *s, const json *body, ids *out, fault *f)
 {
     const char *text = NULL, *name;
-    bool special = true;
+    bool special = true, literal;
     if (serve__parse_model(s, body, &name, f) < 0) return -1;
     if (json_get(body, "messages")) return serve__chat_ids(s, body, out, f);
     if (serve__field_bool(body, "add_special_tokens", &special, f) < 0) return -1;
+    if (serve__parse_literal(s, body, &literal, f) < 0) return -1;
     int has = serve__field_str(body, "prompt", &text, f);
     if (has == 0) has = serve__field_str(body, "content", &text, f);
     if (has < 0) return -1;
     if (!has)
         return serve__fault_set(f, 400, "prompt", "'prompt' (a string) or 'messages' is missing.");
-    return serve__encode_text(s, text, strlen(text), special, "prompt", out, f);
+    return serve__encode_text(s, text, strlen(text), special, literal, "prompt", out, f);
 }
 
 static void write_token_strs(const struct server *s, jw *w, const ids *l)

@@ -5,6 +5,7 @@
  * continue_final_message renders without a generation prompt and cuts right after the last
  * message's text, so that the model goes on writing it. */
 #include "serve/serve_int.h"
+#include "text/literal.h"
 #include <string.h>
 
 /* ---- messages -----------------------------------------------------------------------------------
@@ -202,7 +203,7 @@ static int render_continued(const struct server *s, const json *messages, const 
     if (rc < 0)
         serve__fault_err(f, "messages", &e);
     else if ((rc = cut_after(&text, messages, f)) == 0)
-        rc = serve__encode_text(s, text.data, text.len, false, "messages", out, f);
+        rc = serve__encode_text(s, text.data, text.len, false, false, "messages", out, f);
     buf_free(&text);
     return rc < 0 ? -1 : 0;
 }
@@ -236,7 +237,7 @@ static int check_bytes(const struct server *s, const json *messages, fault *f)
 
 int serve__chat_ids(const struct server *s, const json *body, ids *out, fault *f)
 {
-    bool prompt_after = true, go_on = false;
+    bool prompt_after = true, go_on = false, literal;
     const json *messages = json_get(body, "messages");
     json *extra = NULL;
     err e = {0};
@@ -248,6 +249,11 @@ int serve__chat_ids(const struct server *s, const json *body, ids *out, fault *f
     if (check_messages(messages, f) < 0 || check_bytes(s, messages, f) < 0) return -1;
     int given = serve__field_bool(body, "add_generation_prompt", &prompt_after, f);
     if (given < 0 || serve__field_bool(body, "continue_final_message", &go_on, f) < 0) return -1;
+    if (serve__parse_literal(s, body, &literal, f) < 0) return -1;
+    if (go_on && literal)
+        return serve__fault_set(f, 400, "continue_final_message",
+                                "'continue_final_message' with literal control tokens is not "
+                                "supported: where the last message ends could not be told.");
     if (go_on && given && prompt_after)
         return serve__fault_set(
             f, 400, "continue_final_message",
@@ -255,7 +261,10 @@ int serve__chat_ids(const struct server *s, const json *body, ids *out, fault *f
     int rc = make_extra(body, &extra, f);
     if (rc == 0 && go_on)
         rc = render_continued(s, messages, extra, out, f);
-    else if (rc == 0 && engine_chat_ids(s->en, messages, extra, prompt_after, out, &e) < 0)
+    else if (rc == 0 &&
+             (literal ? literal_chat_ids(engine_chat(s->en), engine_tokenizer(s->en), messages,
+                                         extra, prompt_after, out, &e)
+                      : engine_chat_ids(s->en, messages, extra, prompt_after, out, &e)) < 0)
         rc = serve__fault_err(f, "messages", &e);
     json_drop(extra);
     return rc;

@@ -5,6 +5,7 @@
  * the context before anything is queued. Fields that ask for something tare does not do are refused
  * by name; unknown fields are ignored. */
 #include "serve/serve_int.h"
+#include "text/literal.h"
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -350,8 +351,19 @@ int serve__parse_lengths(const struct server *s, gen_request *r, int64_t default
 /* ---- text ---------------------------------------------------------------------------------------
  */
 
+int serve__parse_literal(const struct server *s, const json *body, bool *literal, fault *f)
+{
+    const char *how = NULL;
+    err e = {0};
+    *literal = s->o.literal;
+    int has = serve__field_str(body, "control_tokens_in_text", &how, f);
+    if (has <= 0) return has;
+    return literal_parse(how, literal, &e) < 0 ? serve__fault_err(f, "control_tokens_in_text", &e)
+                                               : 0;
+}
+
 int serve__encode_text(const struct server *s, const char *text, size_t n, bool special,
-                       const char *param, ids *out, fault *f)
+                       bool literal, const char *param, ids *out, fault *f)
 {
     const tokenizer *t = engine_tokenizer(s->en);
     if (!t)
@@ -370,7 +382,8 @@ int serve__encode_text(const struct server *s, const char *text, size_t n, bool 
         return -1;
     }
     err e = {0};
-    if (tokenizer_encode(t, text, n, special, out, &e) < 0) return serve__fault_err(f, param, &e);
+    if ((literal ? tokenizer_encode_literal : tokenizer_encode)(t, text, n, special, out, &e) < 0)
+        return serve__fault_err(f, param, &e);
     return 0;
 }
 
@@ -380,6 +393,8 @@ int serve__encode_text(const struct server *s, const char *text, size_t n, bool 
 static int add_text_prompt(const struct server *s, gen_request *r, const json *v, bool special,
                            fault *f)
 {
+    bool literal;
+    if (serve__parse_literal(s, r->body, &literal, f) < 0) return -1;
     if (!cJSON_IsString(v))
         return serve__fault_set(
             f, 400, "prompt",
@@ -387,7 +402,8 @@ static int add_text_prompt(const struct server *s, gen_request *r, const json *v
             "list of lists of token ids.");
     gen_prompt *p = &r->prompts[r->n_prompts++];
     size_t n = strlen(v->valuestring);
-    if (serve__encode_text(s, v->valuestring, n, special, "prompt", &p->ids, f) < 0) return -1;
+    if (serve__encode_text(s, v->valuestring, n, special, literal, "prompt", &p->ids, f) < 0)
+        return -1;
     if (!r->echo) return 0;
     const tokenizer *t = engine_tokenizer(s->en);
     const char *bos = tokenizer_bos_text(t);

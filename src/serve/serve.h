@@ -10,6 +10,7 @@ typedef struct serve_opts {
     const char *api_key;    /* NULL = open */
     double drain_seconds;   /* SIGTERM: running requests may finish, default 30 */
     int64_t max_body_bytes; /* default 64 MiB */
+    bool literal;           /* special tokens in texts are plain text unless a request says other */
     bool json;              /* say on stdout, as one JSON object, where it listens */
 } serve_opts;
 /* Runs until SIGTERM/SIGINT; then refuses new requests, drains, returns 0. A second signal stops at

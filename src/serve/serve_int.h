@@ -141,7 +141,9 @@ int serve__parse_body(const buf *body, json **out, fault *f);
 /* The served name for "model", or 404. */
 int serve__parse_model(const struct server *s, const json *body, const char **name, fault *f);
 int serve__encode_text(const struct server *s, const char *text, size_t n, bool special,
-                       const char *param, ids *out, fault *f);
+                       bool literal, const char *param, ids *out, fault *f);
+/* Field control_tokens_in_text, or the server's setting. */
+int serve__parse_literal(const struct server *s, const json *body, bool *literal, fault *f);
 /* Ids from a JSON array, each checked against the vocabulary. */
 int serve__parse_ids(const struct server *s, const json *arr, const char *param, ids *out,
                      fault *f);

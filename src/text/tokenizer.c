@@ -331,6 +331,15 @@ int tokenizer_encode_around(const tokenizer *t, const char *text, size_t n, cons
                   false, e);
 }
 
+bool tokenizer_find_special(const tokenizer *t, const char *text, size_t n, size_t from, size_t *lo,
+                            size_t *hi)
+{
+    int32_t at;
+    for (; tok__trie_find(t->raw, text, n, from, lo, hi, &at); from = *hi)
+        if (t->added[at].special) return true;
+    return false;
+}
+
 /* ---- names ------------------------------------------------------------------------------------
  */
 

@@ -30,6 +30,9 @@ int tokenizer_encode_literal(const tokenizer *t, const char *text, size_t n, boo
 /* No post-processor; special tokens are plain text where they touch one of the stretches lo, hi. */
 int tokenizer_encode_around(const tokenizer *t, const char *text, size_t n, const size_t *ranges,
                             size_t n_ranges, ids *out, err *e);
+/* The next special token written in text[from, n) that an encoding would find there. */
+bool tokenizer_find_special(const tokenizer *t, const char *text, size_t n, size_t from, size_t *lo,
+                            size_t *hi);
 /* Whole decode; skip_special drops special tokens. Bytes that are not UTF-8 become U+FFFD. Ids
  * outside the vocabulary (padded rows of the model) decode to nothing. */
 void tokenizer_decode(const tokenizer *t, const int32_t *v, size_t n, bool skip_special, buf *out);
