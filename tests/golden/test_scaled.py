@@ -188,9 +188,10 @@ def check_logits(case, folder, tmp):
     if only:
         far = np.abs(have - g["logits"]).max()
         return report(far < 2e-3, "%s_logits" % case, "%.2e off" % far)
-    if case.startswith("quark"):
+    # Quark calibrates K before its rotation: of its KV scales only the size of the loss compares.
+    if case.startswith("quark") and "_kv" not in case:
         far = rms(have - g["logits"]) / loss
-        return report(far < .35, "%s_logits" % case, "%.3f of the loss away" % far)
+        return report(far < .1, "%s_logits" % case, "%.3f of the loss away" % far)
     share = rms(have - base) / loss
     report(.7 < share < 1.3, "%s_loss" % case, "%.3f of the golden's" % share)
 
