@@ -1,6 +1,8 @@
-/* Linear kernels alone: for the shapes of a small model, each row that accepts a scheme at M = 1,
- * 4, 64 and 512: time, weight bytes per second as a share of the read bandwidth measured in the
- * same run, and Gop/s (2 M N K). Best of several repetitions. Usage: kern [scheme ...] */
+/* Kernels alone: for the shapes of a small model, each row that accepts a scheme at M = 1, 4, 64
+ * and 512: time, weight bytes per second as a share of the read bandwidth measured in the same run,
+ * and Gop/s (2 M N K). Best of several repetitions. Then experts as one product beside the same
+ * linears one after the other, and attention with a plain and a latent cache. Usage: kern [-experts
+ * | scheme ...] */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -133,6 +135,105 @@ static void attention(kern_dev *d, kern_kv_type t, const char *name, int depth, 
     free(o);
 }
 
+/* ---- experts ----------------------------------------------------------------------------- */
+
+#define EXPERTS 128
+#define TOP_K   8
+
+/* Choices that differ from call to call, so that no cache holds the experts of the next one. */
+static int64_t route_random(int64_t T, int32_t *row, int32_t *first, unsigned *rng)
+{
+    int32_t *expert = xmalloc((size_t)(T * TOP_K) * 2 * sizeof *expert), *slot = expert + T * TOP_K;
+    int64_t used = 0;
+    for (int64_t t = 0; t < T; t++)
+        for (int j = 0; j < TOP_K; j++) {
+            bool again = true;
+            while (again) {
+                *rng = *rng * 1664525u + 1013904223u;
+                expert[t * TOP_K + j] = (int32_t)((*rng >> 8) % EXPERTS);
+                again = false;
+                for (int i = 0; i < j; i++)
+                    again = again || expert[t * TOP_K + i] == expert[t * TOP_K + j];
+            }
+        }
+    kern_route_sort(expert, T, TOP_K, EXPERTS, row, first, slot);
+    for (int e = 0; e < EXPERTS; e++)
+        used += first[e + 1] > first[e];
+    free(expert);
+    return used;
+}
+
+static void run_separate(kern_dev *d, const kern_experts *x, const float *in, int64_t K,
+                         const int32_t *row, const int32_t *first, float *y, int64_t N)
+{
+    for (int e = 0; e < EXPERTS; e++)
+        if (first[e + 1] > first[e])
+            kern__linear_run_rows(d, kern_experts_at(x, e), in, K, row + first[e],
+                                  first[e + 1] - first[e], y + first[e] * N, N);
+}
+
+static void time_experts(kern_dev *d, const kern_experts *x, int64_t T, double roof)
+{
+    int64_t N = kern_linear_n(kern_experts_at(x, 0)), K = kern_linear_k(kern_experts_at(x, 0));
+    float *in = xcalloc((size_t)(T * K), sizeof *in),
+          *y = xcalloc((size_t)(T * TOP_K * N), sizeof *y);
+    int32_t *row = xmalloc((size_t)(T * TOP_K) * sizeof *row), first[EXPERTS + 1];
+    double best[2] = {1e9, 1e9}, gbs = 0, start = clock_seconds();
+    unsigned rng = 1;
+    for (int64_t i = 0; i < T * K; i++)
+        in[i] = (float)(i % 17) * 0.1f - 0.8f;
+    for (int rep = 0; rep < 4000 && (rep < 5 || clock_seconds() - start < 1.0); rep++)
+        for (int way = 0; way < 2; way++) {
+            int64_t used = route_random(T, row, first, &rng);
+            double t = clock_seconds();
+            if (way == 0)
+                kern_experts_run(d, x, in, K, row, first, y, N);
+            else
+                run_separate(d, x, in, K, row, first, y, N);
+            t = clock_seconds() - t;
+            best[way] = t < best[way] ? t : best[way];
+            double rate = (double)used * (double)kern_linear_bytes(kern_experts_at(x, 0)) / t / 1e9;
+            if (way == 0) gbs = rate > gbs ? rate : gbs;
+        }
+    printf("  %5lldx%-5lld T=%-4lld grouped %9.1f us, one by one %9.1f us, ratio %.2f  %5.1f GB/s "
+           "%4.0f%% %8.1f Gop/s  %s\n",
+           (long long)N, (long long)K, (long long)T, best[0] * 1e6, best[1] * 1e6,
+           best[1] / best[0], gbs, 100 * gbs / roof,
+           2.0 * (double)(T * TOP_K * N * K) / best[0] / 1e9,
+           kern_linear_choice(kern_experts_at(x, 0), kern_bucket(T * TOP_K / EXPERTS))->row);
+    free(in), free(y), free(row);
+}
+
+/* 8 of 128 experts: gate and up, down, of a model with 3e9 active weights. */
+static void experts(kern_dev *d, const char *text, double roof, err *e)
+{
+    static const int64_t sizes[][2] = {{1536, 2048}, {2048, 768}},
+                         tokens[] = {1, 2, 4, 16, 128, 512};
+    qspec s;
+    if (qspec_parse(text, &s, e) < 0) return;
+    printf("experts, 8 of 128, %s\n", text);
+    for (int i = 0; i < 2; i++) {
+        qtensor q;
+        void *mem = NULL;
+        kern_linear *l[EXPERTS] = {0};
+        kern_experts *x = NULL;
+        int made = 0;
+        if (random_tensor(&q, &s, sizes[i][0], sizes[i][1], &mem, e) < 0) return;
+        kern_linear_desc desc = {
+            .name = "bench", .n_shards = 1, .shard = {&q}, .act = KERN_ACT_AUTO};
+        while (made < EXPERTS && kern_linear_make(d, &desc, &l[made], e) == 0)
+            made++;
+        if (made == EXPERTS && kern_experts_make(d, l, EXPERTS, &x, e) == 0)
+            for (size_t t = 0; t < sizeof tokens / sizeof *tokens; t++)
+                time_experts(d, x, tokens[t], roof);
+        for (int n = 0; n < made && made < EXPERTS; n++)
+            kern_linear_drop(d, l[n]);
+        kern_experts_drop(d, x);
+        qtensor_free(&q);
+        free(mem);
+    }
+}
+
 int main(int argc, char **argv)
 {
     static const char *const defaults[] = {
@@ -153,8 +254,15 @@ int main(int argc, char **argv)
     double l3 = kern_measure_bandwidth(d, 70u << 20), dram = kern_measure_bandwidth(d, 700u << 20);
     printf("%s, %d threads; read 70 MB %.1f GB/s, 700 MB %.1f GB/s; share is of the 70 MB rate\n",
            cpu_model_name(), team_size(d->team), l3, dram);
+    static const char *const expert_schemes[] = {"w:int4,g32 a:bf16", "w:mxfp4,g32 a:bf16",
+                                                 "w:fp8_e4m3,block128x128 a:fp8_e4m3,group128",
+                                                 "w:bf16 a:bf16"};
+    bool only = argc == 2 && !strcmp(argv[1], "-experts");
+    for (int i = 0; i < 4 && (argc == 1 || only); i++)
+        experts(d, expert_schemes[i], dram, &e);
+    if (only) n = 0;
     static const char *const kv_names[] = {"bf16", "fp8_e4m3", "fp8_e5m2", "int8", "fp4"};
-    for (int t = 0; t < 5; t++) {
+    for (int t = 0; t < 5 && !only; t++) {
         attention(d, (kern_kv_type)t, kv_names[t], 2048, 1, l3);
         attention(d, (kern_kv_type)t, kv_names[t], 512, 512, l3);
     }

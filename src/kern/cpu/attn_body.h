@@ -1,22 +1,24 @@
 /* Attention with sixteen lanes: included by avx2/attention.c and avx512/attention.c.
  *
- * An item is one sequence, one KV head and a block of query tokens with all query heads of that KV
- * head (its rows: token-major, at most MAX_ROWS), over a range of keys. Keys and values are decoded
- * once per item, 64 tokens at a time, whatever their format:
+ * An item is one sequence, one KV head and a block of query tokens with the query heads of that KV
+ * head (its rows: token-major, at most MAX_ROWS; more heads than that are parted), over a range of
+ * keys. Keys and values are decoded once per item, 64 tokens at a time, whatever their format; the
+ * values of a latent cache are lanes of its decoded keys:
  *
  *   scores    few rows: dot products, lanes along D
  *             many rows: K tile transposed, lanes along tokens
- *   softmax   online: running maximum and sum per row, accumulators rescaled when it grows
+ *   softmax   online: running maximum and sum per row, accumulators rescaled when it grows; scores
+ *             are capped before; a sink is a first score without a value
  *   values    acc[row][D] += p[row][t] * V[t][D] in register tiles
  *
  * When there are fewer items than the team could use (decode of a few long sequences), keys are
  * split into ranges whose partial results (maximum, sum, accumulator) are merged after a barrier.
- * Refused: more than MAX_ROWS query heads per KV head, D above 512. */
+ * Refused: D above 576. */
 #include "kern/cpu/simd.h"
 
 #define TILE_T   64
 #define MAX_ROWS 48
-#define MAX_D    512
+#define MAX_D    576
 #ifdef __AVX512F__
 #define SC_ROWS 6
 #define SC_VECS 4
@@ -27,6 +29,7 @@
 
 typedef struct attn_item {
     int seq, head, tok0, toks; /* query tokens [tok0, tok0+toks) of the sequence */
+    int h0, heads;             /* query heads of the KV head */
     int64_t lo, hi;            /* keys, lo at a tile's start */
     int64_t seen; /* first key that the window of tok0 sees: pages before may be gone */
     int split, n_splits;
@@ -35,7 +38,8 @@ typedef struct attn_item {
 typedef struct attn_job {
     kern_dev *d;
     const kern_attn_args *a;
-    int G, Dp, block, n_items, n_splits;
+    int G, Dp, Dv, Vp, block, n_items, n_splits; /* Vp: lanes of an accumulator */
+    int part, parts;       /* query heads of an item, items of a KV head and block */
     size_t partial_floats; /* of one split of one item */
     int next, next_merge;  /* taken by atomic increments */
 } attn_job;
@@ -52,6 +56,7 @@ static void place(const attn_job *j, void *mem, attn_tile *t)
     t->kt = t->k + TILE_T * dp;
     t->v = t->kt + TILE_T * dp;
     t->s = t->v + TILE_T * dp;
+    if (j->a->kv->v_in_k) t->v = t->k;
     t->acc = t->s + MAX_ROWS * TILE_T;
     t->max = t->acc + MAX_ROWS * dp;
     t->sum = t->max + MAX_ROWS;
@@ -261,15 +266,15 @@ static void scores_few(const attn_tile *t, int rows, int n, int Dp)
         }
 }
 
-INLINE void value_tile(const float *p, const float *v, float *acc, int n, int Dp, const int R,
-                       const int V)
+INLINE void value_tile(const float *p, const float *v, float *acc, int n, int Dp, int Vp,
+                       const int R, const int V)
 {
     vf o[SC_ROWS][SC_VECS];
     UNROLL
     for (int r = 0; r < R; r++) {
         UNROLL
         for (int i = 0; i < V; i++)
-            o[r][i] = v_load(acc + r * Dp + 16 * i);
+            o[r][i] = v_load(acc + r * Vp + 16 * i);
     }
     for (int t = 0; t < n; t++) {
         vf b[SC_VECS];
@@ -288,29 +293,30 @@ INLINE void value_tile(const float *p, const float *v, float *acc, int n, int Dp
     for (int r = 0; r < R; r++) {
         UNROLL
         for (int i = 0; i < V; i++)
-            v_store(acc + r * Dp + 16 * i, o[r][i]);
+            v_store(acc + r * Vp + 16 * i, o[r][i]);
     }
 }
 
-static void values(const attn_tile *t, int rows, int n, int Dp)
+static void values(const attn_tile *t, int rows, int n, int Dp, int Vp)
 {
     int d = 0;
-    for (; d + 16 * SC_VECS <= Dp; d += 16 * SC_VECS) {
+    for (; d + 16 * SC_VECS <= Vp; d += 16 * SC_VECS) {
         int r = 0;
         for (; r + SC_ROWS <= rows; r += SC_ROWS)
-            value_tile(t->s + r * TILE_T, t->v + d, t->acc + r * Dp + d, n, Dp, SC_ROWS, SC_VECS);
+            value_tile(t->s + r * TILE_T, t->v + d, t->acc + r * Vp + d, n, Dp, Vp, SC_ROWS,
+                       SC_VECS);
         for (; r + 3 <= rows; r += 3)
-            value_tile(t->s + r * TILE_T, t->v + d, t->acc + r * Dp + d, n, Dp, 3, SC_VECS);
+            value_tile(t->s + r * TILE_T, t->v + d, t->acc + r * Vp + d, n, Dp, Vp, 3, SC_VECS);
         for (; r < rows; r++)
-            value_tile(t->s + r * TILE_T, t->v + d, t->acc + r * Dp + d, n, Dp, 1, SC_VECS);
+            value_tile(t->s + r * TILE_T, t->v + d, t->acc + r * Vp + d, n, Dp, Vp, 1, SC_VECS);
     }
-    for (; d < Dp; d += 16)
+    for (; d < Vp; d += 16)
         for (int r = 0; r < rows; r++)
-            value_tile(t->s + r * TILE_T, t->v + d, t->acc + r * Dp + d, n, Dp, 1, 1);
+            value_tile(t->s + r * TILE_T, t->v + d, t->acc + r * Vp + d, n, Dp, Vp, 1, 1);
 }
 
 /* Masks a row of scores to keys [lo,hi), turns it into probabilities, rescales its accumulator. */
-static void softmax_row(const attn_tile *t, int r, int lo, int hi, int Dp)
+static void softmax_row(const attn_tile *t, int r, int lo, int hi, int Vp)
 {
     float *s = t->s + r * TILE_T;
     for (int i = 0; i < lo; i++)
@@ -327,8 +333,8 @@ static void softmax_row(const attn_tile *t, int r, int lo, int hi, int Dp)
     }
     if (top > t->max[r]) {
         float c = t->max[r] > -INFINITY ? expf(t->max[r] - top) : 0.0f;
-        for (int d = 0; d < Dp; d += 16)
-            v_store(t->acc + r * Dp + d, v_mul(v_load(t->acc + r * Dp + d), v_set1(c)));
+        for (int d = 0; d < Vp; d += 16)
+            v_store(t->acc + r * Vp + d, v_mul(v_load(t->acc + r * Vp + d), v_set1(c)));
         t->sum[r] *= c;
         t->max[r] = top;
     }
@@ -351,14 +357,17 @@ static bool item_at(const attn_job *j, int index, attn_item *it)
     index /= j->n_splits;
     for (int s = 0; s < a->n_seqs; s++) {
         const kern_seq *q = &a->seqs[s];
-        int blocks = (q->n_rows + j->block - 1) / j->block, n = blocks * a->kv->Hk;
+        int blocks = (q->n_rows + j->block - 1) / j->block, wide = a->kv->Hk * j->parts;
+        int n = blocks * wide;
         if (index >= n) {
             index -= n;
             continue;
         }
         it->seq = s;
-        it->head = index % a->kv->Hk;
-        it->tok0 = (blocks - 1 - index / a->kv->Hk) * j->block; /* longest first */
+        it->head = index % wide / j->parts;
+        it->h0 = index % j->parts * j->part;
+        it->heads = j->G - it->h0 < j->part ? j->G - it->h0 : j->part;
+        it->tok0 = (blocks - 1 - index / wide) * j->block; /* longest first */
         it->toks = q->n_rows - it->tok0 < j->block ? q->n_rows - it->tok0 : j->block;
         int64_t first = (int64_t)q->kv_len - q->n_rows + it->tok0, last = first + it->toks;
         it->seen = a->window > 0 && first - a->window + 1 > 0 ? first - a->window + 1 : 0;
@@ -372,25 +381,49 @@ static bool item_at(const attn_job *j, int index, attn_item *it)
     return false;
 }
 
+/* Row r of an item: token r / heads, query head h0 + r % heads of the KV head. */
+static int64_t row_token(const attn_job *j, const attn_item *it, int r)
+{
+    return j->a->seqs[it->seq].row0 + it->tok0 + r / it->heads;
+}
+static int row_head(const attn_job *j, const attn_item *it, int r)
+{
+    return it->head * j->G + it->h0 + r % it->heads;
+}
+
+/* The first range of keys starts with the sink: a score that has no value. */
+static void start_rows(const attn_job *j, const attn_item *it, const attn_tile *t, int rows)
+{
+    const kern_attn_args *a = j->a;
+    int Dp = j->Dp, D = a->kv->D;
+    bool sink = a->sinks && it->split == 0;
+    for (int r = 0; r < rows; r++) {
+        const float *src = a->q + row_token(j, it, r) * a->ldq + row_head(j, it, r) * D;
+        for (int d = 0; d < Dp; d++)
+            t->q[r * Dp + d] = d < D ? src[d] * a->scale : 0.0f;
+        t->max[r] = sink ? a->sinks[row_head(j, it, r)] : -INFINITY;
+        t->sum[r] = sink ? 1.0f : 0.0f;
+    }
+    memset(t->acc, 0, (size_t)rows * (size_t)j->Vp * sizeof(float));
+}
+
+static void cap_scores(float *s, int n, float cap)
+{
+    for (int i = 0; i < n; i += 16)
+        v_store(s + i, v_mul(v_tanh(v_div(v_load(s + i), v_set1(cap))), v_set1(cap)));
+}
+
 static void run_item(const attn_job *j, const attn_item *it, const attn_tile *t)
 {
     const kern_attn_args *a = j->a;
     const kern_seq *q = &a->seqs[it->seq];
-    int Dp = j->Dp, D = a->kv->D, rows = it->toks * j->G;
+    int Dp = j->Dp, rows = it->toks * it->heads;
     int64_t first = (int64_t)q->kv_len - q->n_rows + it->tok0;
-    for (int r = 0; r < rows; r++) {
-        const float *src =
-            a->q + (q->row0 + it->tok0 + r / j->G) * a->ldq + (it->head * j->G + r % j->G) * D;
-        for (int d = 0; d < Dp; d++)
-            t->q[r * Dp + d] = d < D ? src[d] * a->scale : 0.0f;
-        t->max[r] = -INFINITY;
-        t->sum[r] = 0;
-    }
-    memset(t->acc, 0, (size_t)rows * (size_t)Dp * sizeof(float));
+    start_rows(j, it, t, rows);
     for (int64_t t0 = it->lo; t0 < it->hi; t0 += TILE_T) {
         int n = it->hi - t0 < TILE_T ? (int)(it->hi - t0) : TILE_T;
         decode_tile(a->kv, 0, it, q, t0, n, Dp, t->k);
-        decode_tile(a->kv, 1, it, q, t0, n, Dp, t->v);
+        if (!a->kv->v_in_k) decode_tile(a->kv, 1, it, q, t0, n, Dp, t->v);
         if (rows > 5) {
             transpose(t->k, Dp, t->kt);
             scores_many(t, rows, Dp);
@@ -398,37 +431,36 @@ static void run_item(const attn_job *j, const attn_item *it, const attn_tile *t)
             scores_few(t, rows, n, Dp);
         }
         for (int r = 0; r < rows; r++) {
-            int64_t pos = first + r / j->G, lo = a->window > 0 ? pos - a->window + 1 - t0 : 0,
+            int64_t pos = first + r / it->heads, lo = a->window > 0 ? pos - a->window + 1 - t0 : 0,
                     hi = pos + 1 - t0;
             lo = lo < 0 ? 0 : lo > n ? n : lo;
             hi = hi < lo ? lo : hi > n ? n : hi;
-            softmax_row(t, r, (int)lo, (int)hi, Dp);
+            if (a->softcap > 0) cap_scores(t->s + r * TILE_T, n, a->softcap);
+            softmax_row(t, r, (int)lo, (int)hi, j->Vp);
         }
-        values(t, rows, n, Dp);
+        values(t, rows, n, Dp, j->Vp);
     }
 }
 
 static float *out_row(const attn_job *j, const attn_item *it, int r)
 {
-    const kern_attn_args *a = j->a;
-    return a->out + (a->seqs[it->seq].row0 + it->tok0 + r / j->G) * a->ldo +
-           (it->head * j->G + r % j->G) * a->kv->D;
+    return j->a->out + row_token(j, it, r) * j->a->ldo + row_head(j, it, r) * j->Dv;
 }
 
 static void finish_item(const attn_job *j, const attn_item *it, const attn_tile *t, int index)
 {
-    int Dp = j->Dp, D = j->a->kv->D, rows = it->toks * j->G;
+    int Vp = j->Vp, rows = it->toks * it->heads;
     if (it->n_splits > 1) {
         float *p = (float *)j->d->scratch + (size_t)index * j->partial_floats;
         memcpy(p, t->max, (size_t)rows * sizeof *p);
         memcpy(p + rows, t->sum, (size_t)rows * sizeof *p);
-        memcpy(p + 2 * rows, t->acc, (size_t)rows * (size_t)Dp * sizeof *p);
+        memcpy(p + 2 * rows, t->acc, (size_t)rows * (size_t)Vp * sizeof *p);
         return;
     }
     for (int r = 0; r < rows; r++) {
         float *out = out_row(j, it, r), inv = t->sum[r] > 0 ? 1.0f / t->sum[r] : 0.0f;
-        for (int d = 0; d < D; d++)
-            out[d] = t->acc[r * Dp + d] * inv;
+        for (int d = 0; d < j->Dv; d++)
+            out[d] = t->acc[r * Vp + d] * inv;
     }
 }
 
@@ -436,7 +468,7 @@ static void merge_item(const attn_job *j, int index)
 {
     attn_item it;
     if (!item_at(j, index * j->n_splits, &it)) return;
-    int Dp = j->Dp, D = j->a->kv->D, rows = it.toks * j->G;
+    int Dv = j->Dv, rows = it.toks * it.heads;
     const float *base =
         (const float *)j->d->scratch + (size_t)index * (size_t)j->n_splits * j->partial_floats;
     for (int r = 0; r < rows; r++) {
@@ -445,16 +477,16 @@ static void merge_item(const attn_job *j, int index)
             float m = base[(size_t)s * j->partial_floats + (size_t)r];
             max = m > max ? m : max;
         }
-        for (int d = 0; d < D; d++)
+        for (int d = 0; d < Dv; d++)
             out[d] = 0;
         for (int s = 0; s < j->n_splits; s++) {
             const float *p = base + (size_t)s * j->partial_floats;
             float w = p[r] > -INFINITY ? expf(p[r] - max) : 0.0f;
             sum += w * p[rows + r];
-            for (int d = 0; d < D; d++)
-                out[d] += w * p[2 * rows + r * Dp + d];
+            for (int d = 0; d < Dv; d++)
+                out[d] += w * p[2 * rows + r * j->Vp + d];
         }
-        for (int d = 0; d < D && sum > 0; d++)
+        for (int d = 0; d < Dv && sum > 0; d++)
             out[d] /= sum;
     }
 }
@@ -480,22 +512,28 @@ static void attn_part(void *arg, int index, int n)
 
 static bool attention(kern_dev *d, const kern_attn_args *a)
 {
-    attn_job j = {
-        .d = d, .a = a, .G = a->H / a->kv->Hk, .Dp = (a->kv->D + 15) / 16 * 16, .n_splits = 1};
-    if (j.G > MAX_ROWS || j.Dp > MAX_D || j.G < 1) return false;
-    if (a->softcap > 0 || a->sinks || a->kv->v_in_k) return false;
-    j.block = MAX_ROWS / j.G;
+    attn_job j = {.d = d,
+                  .a = a,
+                  .G = a->H / a->kv->Hk,
+                  .Dp = (a->kv->D + 15) / 16 * 16,
+                  .Dv = kern__v_lanes(a->kv),
+                  .n_splits = 1};
+    if (j.Dp > MAX_D || j.G < 1) return false;
+    j.Vp = (j.Dv + 15) / 16 * 16;
+    j.part = j.G < MAX_ROWS ? j.G : MAX_ROWS;
+    j.parts = (j.G + j.part - 1) / j.part;
+    j.block = MAX_ROWS / j.part;
     int64_t longest = 0;
     int most = 0;
     for (int s = 0; s < a->n_seqs; s++) {
         int rows = a->seqs[s].n_rows;
-        j.n_items += (rows + j.block - 1) / j.block * a->kv->Hk;
+        j.n_items += (rows + j.block - 1) / j.block * a->kv->Hk * j.parts;
         longest = a->seqs[s].kv_len > longest ? a->seqs[s].kv_len : longest;
         most = rows > most ? rows : most;
     }
     if (a->window > 0 && longest > a->window + most) longest = a->window + most;
-    int threads = team_size(d->team), block_rows = (most < j.block ? most : j.block) * j.G;
-    j.partial_floats = (size_t)block_rows * (size_t)(j.Dp + 2);
+    int threads = team_size(d->team), block_rows = (most < j.block ? most : j.block) * j.part;
+    j.partial_floats = (size_t)block_rows * (size_t)(j.Vp + 2);
     if (threads > 1 && j.n_items < 4 * threads && most <= j.block && longest >= 4 * TILE_T) {
         int want = (4 * threads + j.n_items - 1) / j.n_items, room = (int)(longest / (2 * TILE_T));
         j.n_splits = want < room ? want : room;
