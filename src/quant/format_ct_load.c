@@ -10,6 +10,7 @@
  * ceil(K/bk)]. weight_global_scale F32 [1] divides; the qtensor multiplies: global = 1/it.
  *
  * The grid follows from the config alone and every shape is held against it by name. */
+#include <stdio.h>
 #include <string.h>
 #include "quant/quant_int.h"
 
@@ -66,6 +67,24 @@ static int64_t words_old(int64_t n, int bits)
     return (n + per - 1) / per;
 }
 
+/* Versions up to 0.12 filled words with floor(32/b) codes. Where both layouts take as many words
+ * the file cannot tell; its version does. */
+static bool old_writer(const quant_ckpt *q)
+{
+    const json *v = json_get(q->config, "version");
+    int major = 0, minor = 0;
+    if (!cJSON_IsString(v) || sscanf(v->valuestring, "%9d.%9d", &major, &minor) != 2) return false;
+    return major == 0 && minor <= 12;
+}
+
+/* Whether n codes in this many words are a dense stream; false in *fits = they are neither. */
+static bool is_dense(const job *j, int64_t words, int64_t n, int bits, bool *fits)
+{
+    bool dense = words == words_dense(n, bits), old = words == words_old(n, bits);
+    *fits = dense || old;
+    return dense && !(old && 32 % bits && old_writer(j->q));
+}
+
 /* N and K as weight_shape says; both bounded by what the packed tensor can hold. */
 static int read_shape(const job *j, const ckpt_tensor *p, int64_t *N, int64_t *K, err *e)
 {
@@ -107,9 +126,8 @@ static int load_packed_int(const job *j, const ckpt_tensor *t, err *e)
     int rc = read_shape(j, t, &N, &K, e);
     if (rc < 0) return rc;
     quant__set_grid(j->out, &j->g->spec, N, K);
-    bool dense = t->shape[1] == words_dense(K, bits);
-    if (!dense && t->shape[1] != words_old(K, bits))
-        return wrong_shape(j, t, N, words_dense(K, bits), e);
+    bool fits, dense = is_dense(j, t->shape[1], K, bits, &fits);
+    if (!fits) return wrong_shape(j, t, N, words_dense(K, bits), e);
     rc = quant__own(j->out, (size_t)N, j->out->row_bytes, &p, e);
     if (rc < 0) return rc;
     memset(p, 0, (size_t)N * j->out->row_bytes);
@@ -253,9 +271,9 @@ static int unpack_zeros(const job *j, const ckpt_tensor *t, int8_t *z, err *e)
     qtensor *o = j->out;
     int bits = num_infos[o->code].bits;
     int64_t G = o->scale_cols, N = o->scale_rows, R = words_dense(N, bits);
-    bool dense = quant__has_shape(t, R, G);
-    if (!dense && !quant__has_shape(t, words_old(N, bits), G)) return wrong_shape(j, t, R, G, e);
-    if (!dense) R = words_old(N, bits);
+    bool fits, dense = is_dense(j, t->n_dims ? t->shape[0] : 0, N, bits, &fits);
+    if (!fits || !quant__has_shape(t, t->shape[0], G)) return wrong_shape(j, t, R, G, e);
+    R = t->shape[0];
     uint8_t *col = NULL, *codes = NULL;
     int rc = 0;
     TRY(mem_alloc((void **)&col, (size_t)R * 4, e));

@@ -296,6 +296,92 @@ static void test_old_three_bit_layout(void **state)
     }
 }
 
+/* Random codes of every width in both layouts, zero points too; sizes for which both take as many
+ * words follow the version. */
+static void test_layouts_by_width_and_version(void **state)
+{
+    (void)state;
+    static const int sizes[] = {20, 32, 64, 96, 40};
+    uint64_t seed = 5;
+    for (int bits = 2; bits <= 8; bits++)
+        for (int k = 0; k < 5; k++)
+            for (int old = 0; old < 2; old++) {
+                enum { N = 20 };
+                const int K = sizes[k], per = 32 / bits;
+                const int64_t wd = (K * bits + 31) / 32, wo = (K + per - 1) / per,
+                              zd = (N * bits + 31) / 32, zo = (N + per - 1) / per;
+                const int64_t W = old ? wo : wd, Z = old ? zo : zd, shape[2] = {N, K};
+                uint32_t *words = xcalloc((size_t)(N * W), 4), *zeros = xcalloc((size_t)Z, 4);
+                uint8_t code[N][96], zero[N];
+                uint16_t scale[N];
+                for (int r = 0; r < N; r++) {
+                    uint8_t *row = (uint8_t *)(words + r * W);
+                    scale[r] = num_f32_to_bf16(1);
+                    for (int i = 0; i < K; i++) {
+                        code[r][i] =
+                            (uint8_t)((uint64_t)(fx_noise(&seed) * 1e6f + 1e6f) % (1u << bits));
+                        if (old)
+                            words[r * W + i / per] |= (uint32_t)code[r][i] << i % per * bits;
+                        else
+                            num_put_bits(row, (size_t)i, bits, code[r][i]);
+                    }
+                    zero[r] = (uint8_t)((unsigned)r % (1u << bits));
+                    if (old)
+                        zeros[r / per] |= (uint32_t)zero[r] << r % per * bits;
+                    else
+                        num_put_bits((uint8_t *)zeros, (size_t)r, bits, zero[r]);
+                }
+                fx_tensor t[] = {{M ".weight_packed", NUM_I32, 2, {N, W}, words},
+                                 {M ".weight_scale", NUM_BF16, 2, {N, 1}, scale},
+                                 {M ".weight_zero_point", NUM_I32, 2, {Z, 1}, zeros},
+                                 {M ".weight_shape", NUM_I64, 1, {2}, shape}};
+                char *group = xasprintf(
+                    ", \"quantization_config\": {\"quant_method\": \"compressed-tensors\", "
+                    "\"version\": \"%s\", \"config_groups\": {\"group_0\": {\"targets\": "
+                    "[\"Linear\"], \"weights\": {\"num_bits\": %d, \"strategy\": \"channel\", "
+                    "\"symmetric\": false}}}}",
+                    old ? "0.12.2" : "0.18.0", bits);
+                opened o;
+                qtensor q = load_one(group, t, 4, &o);
+                for (int r = 0; r < N; r++)
+                    for (int i = 0; i < K; i++)
+                        if (qtensor_code(&q, r, i) != code[r][i] - (1 << (bits - 1)) ||
+                            qtensor_zero(&q, r, i) != (float)(zero[r] - (1 << (bits - 1))))
+                            fail_msg("%d bits, K %d, %s: [%d, %d]", bits, K, old ? "old" : "dense",
+                                     r, i);
+                qtensor_free(&q);
+                close_it(&o);
+                free(group);
+                free(words);
+                free(zeros);
+            }
+}
+
+/* naive-quantized is float-quantized or int-quantized under an older name. */
+static void test_naive(void **state)
+{
+    (void)state;
+    const uint8_t w[4] = {0x38, 0xb8, 0x40, 0x7e};
+    const float scale = 0.5f, want[2][4] = {{.5f, -.5f, 1, 224}, {28, -36, 32, 63}};
+    for (int i = 0; i < 2; i++) {
+        fx_tensor t[] = {{M ".weight", i ? NUM_I8 : NUM_F8_E4M3, 2, {1, 4}, w},
+                         {M ".weight_scale", NUM_F32, 1, {1}, &scale}};
+        char *group = xasprintf(
+            ", \"quantization_config\": {\"quant_method\": \"compressed-tensors\", \"format\": "
+            "\"naive-quantized\", \"config_groups\": {\"group_0\": {\"targets\": [\"Linear\"], "
+            "\"weights\": {\"num_bits\": 8, \"type\": \"%s\", \"strategy\": \"tensor\"}}}}",
+            i ? "int" : "float");
+        opened o;
+        qtensor q = load_one(group, t, 2, &o);
+        float row[4];
+        qtensor_decode_row(&q, 0, row);
+        assert_memory_equal(row, want[i], sizeof row);
+        qtensor_free(&q);
+        close_it(&o);
+        free(group);
+    }
+}
+
 /* Nibbles, zero points along the rows, and columns that belong to groups out of order. */
 static void test_int4_words_zeros_and_g_idx(void **state)
 {
@@ -578,6 +664,8 @@ int main(void)
         cmocka_unit_test(test_rtn_against_library),
         cmocka_unit_test(test_rtn_vectors),
         cmocka_unit_test(test_old_three_bit_layout),
+        cmocka_unit_test(test_layouts_by_width_and_version),
+        cmocka_unit_test(test_naive),
         cmocka_unit_test(test_int4_words_zeros_and_g_idx),
         cmocka_unit_test(test_ragged_blocks),
         cmocka_unit_test(test_nvfp4_per_expert),
