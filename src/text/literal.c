@@ -115,6 +115,7 @@ static void add_range(literal_text *l, size_t lo, size_t hi)
 static int unmark(const marks *m, const char *s, literal_text *l)
 {
     size_t n = strlen(OPEN);
+    bool escaped = strcasestr(s, "\\ufdd"); /* by tojson */
     buf_puts(&l->text, "");
     for (const char *p; (p = strstr(s, OPEN)); s = p) {
         char *end;
@@ -126,7 +127,7 @@ static int unmark(const marks *m, const char *s, literal_text *l)
         add_range(l, lo, l->text.len);
         p = end + n;
     }
-    if (strstr(s, OPEN) || strstr(s, CLOSE) || strcasestr(l->text.data, "\\ufdd"))
+    if (strstr(s, OPEN) || strstr(s, CLOSE) || escaped)
         return err_set(m->e, ERR_UNSUPPORTED,
                        "the chat template takes the messages' text apart, so that literal control "
                        "tokens cannot be told from its own");
