@@ -16,6 +16,7 @@ typedef struct scan {
     quant_ckpt *q; /* NULL when the dialect is not read */
     qbytes bytes;
     uint64_t params;
+    err misfit; /* the first module whose tensors do not fit together */
 } scan;
 
 static bool ends(const char *s, const char *tail)
@@ -32,57 +33,35 @@ static uint64_t elements(const ckpt_tensor *t)
     return n;
 }
 
-/* Module of a quantized weight; false for any other tensor. */
-static bool quantized_module(const scan *s, const ckpt_tensor *t, char module[BAKE_NAME_MAX])
+/* The part of a quantized module that this tensor is, or NULL. */
+static const quant_part *part_of(const scan *s, const ckpt_tensor *t, char module[QUANT_NAME_MAX])
 {
-    size_t n = strlen(t->name), cut = ends(t->name, ".weight_packed") ? 14
-                                      : ends(t->name, ".weight")      ? 7
-                                                                      : 0;
-    if (!s->q || !cut || n - cut >= BAKE_NAME_MAX) return false;
-    memcpy(module, t->name, n - cut);
-    module[n - cut] = 0;
-    return quant_has(s->q, module);
+    return s->q ? quant_part_of(s->q, t->name, module) : NULL;
 }
 
-/* Columns of a packed weight: weight_shape says them, else the tensor's own. */
-static int64_t columns(const scan *s, const ckpt_tensor *t, const char *module)
-{
-    char name[BAKE_NAME_MAX + 16];
-    int64_t v[2];
-    int64_t own = t->n_dims ? t->shape[t->n_dims - 1] : 1;
-    snprintf(name, sizeof name, "%s.weight_shape", module);
-    const ckpt_tensor *shape = ckpt_find(s->c, name);
-    if (shape && shape->dtype == NUM_I64 && shape->bytes == 16) {
-        memcpy(v, shape->data, 16);
-        if (v[1] > 0 && v[1] <= own * 32) return v[1];
-    }
-    return t->dtype == NUM_U8 ? 2 * own : own;
-}
-
+/* All tensors of the module are counted here; one whose shapes do not fit is listed with why. */
 static void write_module(scan *s, jw *w, const ckpt_tensor *t, const char *module)
 {
-    const quant_group *g = quant_group_of(s->q, module);
-    uint64_t rows =
-        t->n_dims > 1
-            ? elements(t) / (uint64_t)(t->shape[t->n_dims - 1] ? t->shape[t->n_dims - 1] : 1)
-            : 1;
-    int64_t K = columns(s, t, module);
-    uint64_t bits = g ? (uint64_t)num_infos[g->spec.w.type].bits : 8;
-    uint64_t tight = (rows * (uint64_t)K * bits + 7) / 8;
-    if (tight > t->bytes) tight = t->bytes;
-    s->bytes.codes += tight;
-    s->bytes.padding += t->bytes - tight;
-    s->params += rows * (uint64_t)K;
+    quant_module m;
+    err e = {0};
     buf b = {0};
-    if (g) qspec_format(&g->spec, &b);
+    bool known = quant_describe(s->q, module, &m, &e) == 0 &&
+                 quant_module_bytes(s->q, module, &s->bytes, &e) == 0;
+    if (known) {
+        s->params += (uint64_t)(m.E * m.N) * (uint64_t)m.K;
+        qspec_format(&m.spec, &b);
+    } else {
+        s->bytes.codes += t->bytes;
+        if (!s->misfit.code) s->misfit = e;
+    }
     jw_obj(w);
     jw_kstr(w, "name", module);
     jw_kstr(w, "spec", b.data);
-    jw_kstr(w, "format", g ? g->format : NULL);
+    jw_kstr(w, "format", known ? m.format : NULL);
     jw_key(w, "shape");
     jw_arr(w);
-    jw_i64(w, (int64_t)rows);
-    jw_i64(w, K);
+    jw_i64(w, known ? m.E * m.N : 0);
+    jw_i64(w, known ? m.K : 0);
     jw_end_arr(w);
     jw_ki64(w, "bytes", (int64_t)t->bytes);
     jw_end_obj(w);
@@ -103,14 +82,15 @@ static void write_block_tensor(scan *s, jw *w, const ckpt_tensor *t)
 
 static void write_modules(scan *s, jw *w)
 {
-    char module[BAKE_NAME_MAX];
+    char module[QUANT_NAME_MAX];
     jw_key(w, "modules");
     jw_arr(w);
     for (size_t i = 0; i < ckpt_n_tensors(s->c); i++) {
         const ckpt_tensor *t = ckpt_tensor_at(s->c, i);
+        const quant_part *p = part_of(s, t, module);
         if (t->gguf && t->dtype == NUM_NONE)
             write_block_tensor(s, w, t);
-        else if (quantized_module(s, t, module))
+        else if (p && p->kind == QUANT_CODES)
             write_module(s, w, t, module);
     }
     jw_end_arr(w);
@@ -118,13 +98,13 @@ static void write_modules(scan *s, jw *w)
 
 static void write_unquantized(scan *s, jw *w)
 {
-    char module[BAKE_NAME_MAX];
+    char module[QUANT_NAME_MAX];
     jw_key(w, "unquantized");
     jw_arr(w);
     for (size_t i = 0; i < ckpt_n_tensors(s->c); i++) {
         const ckpt_tensor *t = ckpt_tensor_at(s->c, i);
         const char *n = t->name;
-        if ((t->gguf && t->dtype == NUM_NONE) || quantized_module(s, t, module)) continue;
+        if ((t->gguf && t->dtype == NUM_NONE) || part_of(s, t, module)) continue;
         if (ends(n, "_scale") || ends(n, "_scale_inv") || ends(n, "_scale_2") ||
             ends(n, ".scale") || ends(n, ".scales")) {
             s->bytes.scales += t->bytes;
@@ -165,10 +145,15 @@ static void write_axis(const scan *s, jw *w, const char *key, int which)
     buf b = {0};
     const ckpt_config *cfg = ckpt_cfg(s->c);
     bool same = true;
+    const qspec *y = NULL;
     for (int i = 0; s->q && i < s->q->n_groups; i++) {
-        const qspec *x = &s->q->groups[i].spec, *y = &s->q->groups[0].spec;
-        same &= which == 0 ? qaxis_equal(&x->w, &y->w) : qaxis_equal(&x->a, &y->a);
-        if (i) continue;
+        const qspec *x = &s->q->groups[i].spec;
+        if (!s->q->groups[i].hits || !strcmp(s->q->groups[i].format, "dense")) continue;
+        if (y) {
+            same &= which == 0 ? qaxis_equal(&x->w, &y->w) : qaxis_equal(&x->a, &y->a);
+            continue;
+        }
+        y = x;
         qaxis_format(which == 0 ? &x->w : &x->a, &b);
         if (which == 1 && x->a.gran != Q_NONE && !x->a.dynamic) buf_puts(&b, ",static");
     }
@@ -179,7 +164,7 @@ static void write_axis(const scan *s, jw *w, const char *key, int which)
         buf_puts(&b, "unknown");
     } else if (which == 0 && ckpt_is_gguf(s->c)) {
         buf_puts(&b, ckpt_gguf_types(s->c));
-    } else if (!s->q->n_groups) {
+    } else if (!y) {
         buf_puts(&b, which == 0 && cfg->dtype != NUM_NONE ? num_infos[cfg->dtype].name : "bf16");
     }
     jw_kstr(w, key, same ? b.data : "mixed");
@@ -230,6 +215,7 @@ static void write_warnings(const scan *s, jw *w, const err *quant)
     if (quant->code) jw_str(w, quant->msg);
     for (int i = 0; s->q && i < s->q->n_warnings; i++)
         jw_str(w, s->q->warnings[i]);
+    if (s->misfit.code) jw_str(w, s->misfit.msg);
     if (arch_find(cfg, &row, &e) < 0) jw_str(w, e.msg);
     const ckpt_tensor *head = ckpt_find(s->c, "lm_head.weight");
     if (cfg->tie_embeddings && head)

@@ -136,6 +136,37 @@ static void test_bytes(void **state)
     }
 }
 
+/* inspect: every byte of the files has one kind, and the parameters are those of the model. */
+static void test_inspect(void **state)
+{
+    (void)state;
+    static const char *const kinds[] = {"codes", "scales", "zeros", "unquantized", "padding"};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        err e = {0};
+        char *dir = xasprintf("tests/fixtures/quant/%s", cases[i].name);
+        buf b = {0};
+        jw w;
+        json *j;
+        double sum = 0, all = 0;
+        ckpt *c;
+        jw_init(&w, &b, 0);
+        CHECK_OK(bake_inspect(dir, &w, &e));
+        CHECK_OK(json_parse(&j, b.data, b.len, "inspect", &e));
+        CHECK_OK(ckpt_open(&c, dir, &e));
+        for (size_t k = 0; k < ckpt_n_tensors(c); k++)
+            all += (double)ckpt_tensor_at(c, k)->bytes;
+        for (size_t k = 0; k < 5; k++)
+            sum += json_get(json_get(j, "bytes"), kinds[k])->valuedouble;
+        assert_true(sum == all);
+        assert_int_equal(cJSON_GetArraySize(json_get(j, "modules")), cases[i].modules);
+        if (cases[i].modules <= 7) assert_int_equal(json_get(j, "params")->valuedouble, 623360);
+        ckpt_close(c);
+        json_drop(j);
+        buf_free(&b);
+        free(dir);
+    }
+}
+
 /* ---- packings by literal vectors ----------------------------------------------------------------
  */
 
@@ -554,11 +585,12 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_hashes),         cmocka_unit_test(test_bytes),
-        cmocka_unit_test(test_gptq_words),     cmocka_unit_test(test_gptq_widths),
-        cmocka_unit_test(test_awq_words),      cmocka_unit_test(test_fast_fractions),
-        cmocka_unit_test(test_labels),         cmocka_unit_test(test_stored_fifteen),
-        cmocka_unit_test(test_act_order_runs), cmocka_unit_test(test_rule_kinds),
-        cmocka_unit_test(test_dynamic),        cmocka_unit_test(test_side_files),
+        cmocka_unit_test(test_inspect),        cmocka_unit_test(test_gptq_words),
+        cmocka_unit_test(test_gptq_widths),    cmocka_unit_test(test_awq_words),
+        cmocka_unit_test(test_fast_fractions), cmocka_unit_test(test_labels),
+        cmocka_unit_test(test_stored_fifteen), cmocka_unit_test(test_act_order_runs),
+        cmocka_unit_test(test_rule_kinds),     cmocka_unit_test(test_dynamic),
+        cmocka_unit_test(test_side_files),
     };
     return cmocka_run_group_tests(tests, fx_setup, fx_teardown);
 }
