@@ -4,9 +4,12 @@
  * `pre_rows` holds the spelling that the original tokenizer.json of those models has. A name that
  * is not in the table is refused, since guessing would give other ids without a word.
  *
- * Two models are known. "gpt2": byte-level BPE, tokens and merges as they are. "llama":
+ * Four models are known. "gpt2": byte-level BPE, tokens and merges as they are. "llama":
  * SentencePiece BPE, which has scores in place of merges; merges are made as transformers makes
- * them: every split of a piece into two pieces, in the order of the merged piece's score.
+ * them: every split of a piece into two pieces, in the order of the merged piece's score. "t5":
+ * SentencePiece unigram, scores as they are, the character map as Precompiled. "bert": WordPiece,
+ * whose tokens begin with U+2581 at the start of a word and with nothing inside it, where
+ * tokenizer.json has nothing and "##"; it is uncased if no token has a capital letter of ASCII.
  *
  * Token types: 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte. Types 2 to 4
  * become added tokens; [PADn] fillers of type 5 are left out. */
@@ -64,6 +67,8 @@ static const pre_row pre_rows[] = {
      .add_bos = true},
 };
 
+typedef enum kind { GPT2, LLAMA, T5, BERT } kind;
+
 typedef struct vocab {
     const ckpt *c;
     const gguf_file *g;
@@ -73,9 +78,10 @@ typedef struct vocab {
     const double *scores; /* NULL = none */
     const gguf_kv *merges;
     size_t n;
-    bool spm;
-    const pre_row *pre;
-    uint32_t *hash; /* id + 1; 0 = free */
+    kind kind;
+    bool spm, cased;    /* spm: llama or t5 */
+    const pre_row *pre; /* of gpt2 */
+    uint32_t *hash;     /* id + 1; 0 = free */
     size_t n_hash;
     err *e;
 } vocab;
@@ -198,31 +204,49 @@ static int find_pre(vocab *v)
     return rc;
 }
 
+static int find_kind(vocab *v, gguf_str model)
+{
+    static const char *const names[] = {
+        [GPT2] = "gpt2", [LLAMA] = "llama", [T5] = "t5", [BERT] = "bert"};
+    for (int i = GPT2; i <= BERT; i++) {
+        if (!is_text(model, names[i])) continue;
+        v->kind = (kind)i;
+        v->spm = i == LLAMA || i == T5;
+        return 0;
+    }
+    return err_set(v->e, ERR_UNSUPPORTED,
+                   "%s: tokenizer model '%.*s' (tokenizer.ggml.model) is not known; known are "
+                   "gpt2, llama, t5, bert",
+                   v->path, (int)(model.n > 60 ? 60 : model.n), model.s ? model.s : "");
+}
+
+static bool has_capitals(const vocab *v)
+{
+    for (size_t i = 0; i < v->n; i++)
+        for (size_t k = 0; type_of(v, i) == T_NORMAL && k < v->tokens[i].n; k++)
+            if (v->tokens[i].s[k] >= 'A' && v->tokens[i].s[k] <= 'Z') return true;
+    return false;
+}
+
 static int vocab_open(vocab *v, const ckpt *c, err *e)
 {
     gguf_str model = {0};
     int rc = 0;
     *v = (vocab){.c = c, .g = &c->gguf, .path = c->path, .e = e};
     TRY(gguf_get_str(v->g, "tokenizer.ggml.model", &model, e));
-    v->spm = is_text(model, "llama");
-    if (!v->spm && !is_text(model, "gpt2")) {
-        rc = err_set(e, ERR_UNSUPPORTED,
-                     "%s: tokenizer model '%.*s' (tokenizer.ggml.model) is not known; known are "
-                     "gpt2 and llama",
-                     v->path, (int)(model.n > 60 ? 60 : model.n), model.s ? model.s : "");
-        goto out;
-    }
+    TRY(find_kind(v, model));
     TRY(read_lists(v));
-    if (!v->spm) TRY(find_pre(v));
-    if (!v->spm && !v->merges) {
+    if (v->kind == GPT2) TRY(find_pre(v));
+    if (v->kind == GPT2 && !v->merges) {
         rc = err_set(e, ERR_MISSING, "%s: key 'tokenizer.ggml.merges' is missing", v->path);
         goto out;
     }
-    if (v->spm && !v->scores && !v->merges) {
+    if (v->spm && !v->scores && (v->kind == T5 || !v->merges)) {
         rc = err_set(e, ERR_MISSING, "%s: key 'tokenizer.ggml.scores' is missing", v->path);
         goto out;
     }
     rc = build_hash(v);
+    v->cased = v->kind == BERT && has_capitals(v);
 out:
     return rc < 0 ? rc : 0;
 }
@@ -293,15 +317,83 @@ static void write_type(jw *w, const char *type)
 
 #define SPACE_MARK "\xE2\x96\x81" /* U+2581, SentencePiece's space */
 
-static void write_normalizer(const vocab *v, jw *w, bool prefix)
+static void write_regex_replace(jw *w, const char *pattern, const char *to)
+{
+    jw_obj(w);
+    jw_kstr(w, "type", "Replace");
+    jw_key(w, "pattern");
+    jw_obj(w);
+    jw_kstr(w, "Regex", pattern);
+    jw_end_obj(w);
+    jw_kstr(w, "content", to);
+    jw_end_obj(w);
+}
+
+static void write_base64(jw *w, const int64_t *v, size_t n)
+{
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    buf b = {0};
+    buf_puts(&b, "");
+    for (size_t i = 0; i < n; i += 3) {
+        uint32_t x = 0;
+        for (size_t k = i; k < i + 3; k++)
+            x = x << 8 | (k < n ? (uint32_t)v[k] & 0xFF : 0);
+        for (size_t k = 0; k < 4; k++)
+            buf_putc(&b, i + k > n ? '=' : digits[x >> (18 - 6 * k) & 63]);
+    }
+    jw_strn(w, b.data, b.len);
+    buf_free(&b);
+}
+
+/* The character map, then, as SentencePiece has it, no spaces at the ends and no more than one
+ * between words. */
+static int write_t5_normalizer(const vocab *v, jw *w)
+{
+    const gguf_kv *map = NULL;
+    bool trim = true;
+    int rc = gguf_get_arr(v->g, "tokenizer.ggml.precompiled_charsmap", GGUF_I64, &map, v->e);
+    if (rc >= 0) rc = bool_key(v, "tokenizer.ggml.remove_extra_whitespaces", &trim);
+    if (rc < 0) return rc;
+    jw_obj(w);
+    jw_kstr(w, "type", "Sequence");
+    jw_key(w, "normalizers");
+    jw_arr(w);
+    if (map && map->n) {
+        jw_obj(w);
+        jw_kstr(w, "type", "Precompiled");
+        jw_key(w, "precompiled_charsmap");
+        write_base64(w, map->arr, (size_t)map->n);
+        jw_end_obj(w);
+    }
+    if (trim) {
+        write_regex_replace(w, "\\A +| +\\z", "");
+        write_regex_replace(w, " {2,}", " ");
+    }
+    jw_end_arr(w);
+    jw_end_obj(w);
+    return 0;
+}
+
+static int write_normalizer(const vocab *v, jw *w, bool prefix)
 {
     jw_key(w, "normalizer");
+    if (v->kind == BERT) {
+        jw_obj(w);
+        jw_kstr(w, "type", "BertNormalizer");
+        jw_kbool(w, "clean_text", true);
+        jw_kbool(w, "handle_chinese_chars", true);
+        jw_kstr(w, "strip_accents", NULL);
+        jw_kbool(w, "lowercase", !v->cased);
+        jw_end_obj(w);
+        return 0;
+    }
+    if (v->kind == T5) return write_t5_normalizer(v, w);
     if (!v->spm) {
         if (v->pre->nfc)
             write_type(w, "NFC");
         else
             jw_null(w);
-        return;
+        return 0;
     }
     jw_obj(w);
     jw_kstr(w, "type", "Sequence");
@@ -316,6 +408,7 @@ static void write_normalizer(const vocab *v, jw *w, bool prefix)
     write_replace(w, " ", SPACE_MARK);
     jw_end_arr(w);
     jw_end_obj(w);
+    return 0;
 }
 
 static void write_byte_level(jw *w, bool trim, bool regex)
@@ -341,9 +434,27 @@ static void write_split(jw *w, const char *pattern)
     jw_end_obj(w);
 }
 
-static void write_pre(const vocab *v, jw *w)
+static void write_metaspace(jw *w, bool prefix)
+{
+    jw_obj(w);
+    jw_kstr(w, "type", "Metaspace");
+    jw_kstr(w, "replacement", SPACE_MARK);
+    jw_kstr(w, "prepend_scheme", prefix ? "always" : "never");
+    jw_kbool(w, "split", true);
+    jw_end_obj(w);
+}
+
+static void write_pre(const vocab *v, jw *w, bool prefix)
 {
     jw_key(w, "pre_tokenizer");
+    if (v->kind == T5) {
+        write_metaspace(w, prefix);
+        return;
+    }
+    if (v->kind == BERT) {
+        write_type(w, "BertPreTokenizer");
+        return;
+    }
     if (v->spm) {
         jw_null(w);
         return;
@@ -449,8 +560,11 @@ typedef struct specials {
 
 static int read_specials(const vocab *v, specials *s)
 {
+    int64_t cls = -1, sep = -1;
     int rc = 0;
-    *s = (specials){.add_bos = v->spm || v->pre->add_bos, .space_prefix = v->spm};
+    *s = (specials){.add_bos = v->kind == LLAMA || v->kind == BERT || (v->pre && v->pre->add_bos),
+                    .add_eos = v->kind == T5 || v->kind == BERT,
+                    .space_prefix = v->spm};
     TRY(bool_key(v, "tokenizer.ggml.add_bos_token", &s->add_bos));
     TRY(bool_key(v, "tokenizer.ggml.add_eos_token", &s->add_eos));
     TRY(bool_key(v, "tokenizer.ggml.add_space_prefix", &s->space_prefix));
@@ -459,6 +573,13 @@ static int read_specials(const vocab *v, specials *s)
     TRY(token_id(v, "tokenizer.ggml.unknown_token_id", &s->unk));
     TRY(token_id(v, "tokenizer.ggml.padding_token_id", &s->pad));
     if (v->spm && s->unk < 0) s->unk = id_of(v, "<unk>", 5);
+    if (v->kind == BERT) {
+        TRY(token_id(v, "tokenizer.ggml.cls_token_id", &cls));
+        TRY(token_id(v, "tokenizer.ggml.seperator_token_id", &sep)); /* spelt so there */
+        if (cls >= 0) s->bos = cls;
+        if (sep >= 0) s->eos = sep;
+        if (s->unk < 0) s->unk = id_of(v, "[UNK]", 5);
+    }
     rc = 0;
 out:
     return rc;
@@ -470,7 +591,7 @@ static void write_post(const vocab *v, jw *w, const specials *s)
     jw_key(w, "post_processor");
     if (bos >= 0 || eos >= 0)
         write_template(v, w, bos, eos);
-    else if (v->spm)
+    else if (v->kind != GPT2)
         jw_null(w);
     else
         write_byte_level(w, false, true);
@@ -479,6 +600,25 @@ static void write_post(const vocab *v, jw *w, const specials *s)
 static void write_decoder(const vocab *v, jw *w, bool prefix)
 {
     jw_key(w, "decoder");
+    if (v->kind == BERT) {
+        jw_obj(w);
+        jw_kstr(w, "type", "WordPiece");
+        jw_kstr(w, "prefix", "##");
+        jw_kbool(w, "cleanup", true);
+        jw_end_obj(w);
+        return;
+    }
+    if (v->kind == T5) {
+        jw_obj(w);
+        jw_kstr(w, "type", "Sequence");
+        jw_key(w, "decoders");
+        jw_arr(w);
+        write_type(w, "ByteFallback");
+        write_metaspace(w, prefix);
+        jw_end_arr(w);
+        jw_end_obj(w);
+        return;
+    }
     if (!v->spm) {
         write_byte_level(w, true, true);
         return;
@@ -573,10 +713,64 @@ static int write_score_merges(const vocab *v, jw *w)
     return 0;
 }
 
+static void write_unigram(const vocab *v, jw *w, const specials *s)
+{
+    bool bytes = false;
+    jw_kstr(w, "type", "Unigram");
+    if (s->unk >= 0)
+        jw_ki64(w, "unk_id", s->unk);
+    else
+        jw_kstr(w, "unk_id", NULL);
+    jw_key(w, "vocab");
+    jw_arr(w);
+    for (size_t i = 0; i < v->n; i++) {
+        jw_arr(w);
+        jw_strn(w, v->tokens[i].s, v->tokens[i].n);
+        jw_f64(w, v->scores[i]);
+        jw_end_arr(w);
+        bytes = bytes || type_of(v, i) == T_BYTE;
+    }
+    jw_end_arr(w);
+    jw_kbool(w, "byte_fallback", bytes);
+}
+
+static void write_wordpiece(const vocab *v, jw *w, const specials *s)
+{
+    size_t mark = strlen(SPACE_MARK);
+    buf b = {0};
+    jw_kstr(w, "type", "WordPiece");
+    jw_key(w, "unk_token");
+    if (s->unk >= 0)
+        jw_strn(w, v->tokens[s->unk].s, v->tokens[s->unk].n);
+    else
+        jw_str(w, "[UNK]");
+    jw_kstr(w, "continuing_subword_prefix", "##");
+    jw_ki64(w, "max_input_chars_per_word", 100);
+    jw_key(w, "vocab");
+    jw_obj(w);
+    for (size_t i = 0; i < v->n; i++) {
+        gguf_str t = v->tokens[i];
+        if (!t.n || id_of(v, t.s, t.n) != (int64_t)i) continue;
+        bool begins = t.n > mark && !memcmp(t.s, SPACE_MARK, mark);
+        buf_clear(&b);
+        buf_puts(&b, begins || is_added(v, i) ? "" : "##");
+        buf_add(&b, begins ? t.s + mark : t.s, begins ? t.n - mark : t.n);
+        jw_key(w, b.data);
+        jw_i64(w, (int64_t)i);
+    }
+    jw_end_obj(w);
+    buf_free(&b);
+}
+
 static int write_model(const vocab *v, jw *w, const specials *s)
 {
     jw_key(w, "model");
     jw_obj(w);
+    if (v->kind == T5 || v->kind == BERT) {
+        (v->kind == T5 ? write_unigram : write_wordpiece)(v, w, s);
+        jw_end_obj(w);
+        return 0;
+    }
     jw_kstr(w, "type", "BPE");
     jw_key(w, "dropout");
     jw_null(w);
@@ -624,8 +818,8 @@ int ckpt__gguf_tokenizer(const ckpt *c, buf *out, err *e)
     jw_kstr(&w, "truncation", NULL);
     jw_kstr(&w, "padding", NULL);
     write_added(&v, &w);
-    write_normalizer(&v, &w, s.space_prefix);
-    write_pre(&v, &w);
+    TRY(write_normalizer(&v, &w, s.space_prefix));
+    write_pre(&v, &w, s.space_prefix);
     write_post(&v, &w, &s);
     write_decoder(&v, &w, s.space_prefix);
     TRY(write_model(&v, &w, &s));
