@@ -38,8 +38,9 @@ void bake_report_free(bake_report *r);
 
 typedef struct convert_opts {
     const char *in, *out;
-    const char *to;    /* "plain" */
-    const char *dtype; /* "bf16" "f32" "f16" */
+    const char *to;         /* "plain" */
+    const char *dtype;      /* "bf16" "f32" "f16" */
+    const char *gptq_zeros; /* "v1" or "v2"; NULL = as the checkpoint's label says */
     bool overwrite;
     uint64_t max_shard_bytes;
 } convert_opts;

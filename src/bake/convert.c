@@ -282,7 +282,7 @@ int bake_convert(const convert_opts *o, bake_report *r, err *e)
     }
     TRY(bake__not_same(o->in, o->out, e));
     TRY(ckpt_open(&k.c, o->in, e));
-    TRY(quant_open(&k.q, k.c, e));
+    TRY(quant_open_as(&k.q, k.c, &(quant_opts){.gptq_zeros = o->gptq_zeros}, e));
     TRY(bake__tie(k.c, &k.tie, r, e));
     TRY(check_disk(&k, e));
     TRY(ckpt_writer_open(&k.w, o->out, o->max_shard_bytes, o->overwrite, e));

@@ -330,7 +330,7 @@ static int open_source(work *k, err *e)
     int rc = 0;
     TRY(bake__not_same(k->o->in, k->o->out, e));
     TRY(ckpt_open(&k->c, k->o->in, e));
-    TRY(quant_open(&k->q, k->c, e));
+    TRY(quant_open_as(&k->q, k->c, &(quant_opts){.gptq_zeros = k->o->gptq_zeros}, e));
     if (!strcmp(k->q->dialect->name, "plain")) {
         rc = err_set(e, ERR_USAGE,
                      "%s: is not quantized in a dialect that convert could rewrite; quantize it "

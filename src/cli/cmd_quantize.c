@@ -119,6 +119,7 @@ int cmd_convert(const opts *o, err *e)
     convert_opts c = {.out = o->v[OPT_out].s,
                       .to = o->v[OPT_to].s,
                       .dtype = o->v[OPT_dtype].s,
+                      .gptq_zeros = o->v[OPT_gptq_zeros].s,
                       .overwrite = o->v[OPT_overwrite].given,
                       .max_shard_bytes = (uint64_t)o->v[OPT_shard_bytes].i};
     TRY(opts_model(o, &c.in, e));
