@@ -4,7 +4,7 @@
  *   int sym    s = R(amax / ((2^b - 1) / 2))            7.5 for int4: the range is -8..7
  *   int asym   s = R(R(max - min) / (2^b - 1)), 0 in the range; z = RNE(clamp(R(qmin - R(min /
  * s)))) fp8        s = R(amax / 448) nvfp4      g = R(2688 * R(1 / amax of the fused set)), local =
- * E4M3(g * R(amax / 6)), 0 -> 1/8 mx         E8M0 code by num_mx_scale nf4        s = R(amax)
+ * E4M3(g * R(amax / 6)), 0 -> 1/8 mx         E8M0 code by num_mx_scale nf4        s = amax, F32
  *
  * A scale of 0 becomes the machine epsilon of its type. Codes are the nearest ones for the stored
  * scale, divided in fp32: llm-compressor divides in the model's type too, which is a loss that is
@@ -123,6 +123,7 @@ static void code_rows(void *arg, int index, int n)
     qtensor *q = j->q;
     int64_t r0, r1, K = q->K;
     float *t = j->tmp + index * K;
+    bool table = num_infos[q->code].kind == 'T';
     thread_split(q->N, 1, index, n, &r0, &r1);
     for (int64_t r = r0; r < r1; r++) {
         const float *w = j->w + r * K;
@@ -132,6 +133,9 @@ static void code_rows(void *arg, int index, int n)
             if (q->zeros)
                 for (; k < end; k++)
                     t[k] = rintf(w[k] / s) + z;
+            else if (table)
+                for (; k < end; k++)
+                    t[k] = w[k] * (1 / s); /* in the order of bitsandbytes */
             else
                 for (; k < end; k++)
                     t[k] = w[k] / s;
@@ -198,6 +202,8 @@ int quant__rtn(const float *w, int64_t N, int64_t K, const qspec *s, num_dtype m
                const quant_stats *st, qtensor *out, err *e)
 {
     int rc = 0, workers = st && st->workers ? team_size(st->workers) : 1;
+    bool table = num_infos[s->w.type].kind == 'T'; /* their scales are F32 in every model */
+    if (table) model_dtype = NUM_F32;
     job j = {.w = w, .q = out, .type = model_dtype};
     *out = (qtensor){.scale_type = NUM_NONE, .zero_type = NUM_NONE};
     if (!qaxis_quantized(&s->w))

@@ -190,6 +190,10 @@ out:
 
 static int emit_check(const qspec *s, const char *dialect, err *e)
 {
+    qgran g = s->w.gran;
+    if (num_infos[s->w.type].kind != 'I' || (g != Q_CHANNEL && g != Q_GROUP))
+        return err_set(e, ERR_UNSUPPORTED, "%s holds integer weights with scales of rows or groups",
+                       dialect);
     if (s->a.gran == Q_NONE && !qaxis_quantized(&s->kv)) return 0;
     return err_set(e, ERR_UNSUPPORTED,
                    "%s has no words for quantized activations or KV caches (choose the latter when "
