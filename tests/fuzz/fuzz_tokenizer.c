@@ -1,6 +1,7 @@
-/* Any bytes as a tokenizer and a text: the input is tokenizer.json, then a line "%%", then the
- * text. What opens must encode or refuse the text, decode what it encoded, and stream the same
- * bytes. */
+/* Any bytes as a tokenizer and a text: the input is tokenizer.json or a SentencePiece model, then a
+ * line "%%", then the text. What opens must encode or refuse the text, also literally, decode what
+ * it encoded, and stream the same text (but for broken byte tokens). A text of "CONFIG\n%%\nTEXT"
+ * brings a tokenizer_config.json. */
 #include <stdlib.h>
 #include <string.h>
 #include "base/utf8.h"
@@ -14,7 +15,10 @@ static void use(const tokenizer *t, const char *text, size_t n)
     ids l = {0};
     buf whole = {0}, streamed = {0};
     detok d;
-    int rc = tokenizer_encode(t, text, n, true, &l, &e);
+    int rc = tokenizer_encode_literal(t, text, n, true, &l, &e);
+    if (rc < 0 && (!e.msg[0] || l.n)) abort();
+    l.n = 0;
+    rc = tokenizer_encode(t, text, n, true, &l, &e);
     if (rc < 0 && (!e.msg[0] || l.n)) abort();
     ids_push(&l, -1);
     ids_push(&l, 1 << 30);
@@ -27,6 +31,10 @@ static void use(const tokenizer *t, const char *text, size_t n)
     }
     detok_flush(&d, &streamed);
     detok_free(&d);
+    for (size_t i = 0; i < l.n && i < 64; i++) {
+        buf_clear(&streamed);
+        tokenizer_token_bytes(t, l.v[i], &streamed);
+    }
     ids_free(&l);
     buf_free(&whole);
     buf_free(&streamed);
@@ -39,9 +47,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     size_t n = p ? (size_t)(p - s) : size;
     const char *text = p ? p + 4 : "Hello  <s>12 \xC3\xA9";
     size_t m = p ? size - n - 4 : strlen(text);
+    const char *config = "", *q = m ? memmem(text, m, split, 4) : NULL;
+    size_t n_config = q ? (size_t)(q - text) : 0;
+    if (q) {
+        config = text;
+        m -= n_config + 4;
+        text = q + 4;
+    }
     tokenizer *t = NULL;
     err e = {0};
-    if (tokenizer_open(&t, s, n, "", 0, "fuzz", &e) < 0) {
+    if (tokenizer_open(&t, s, n, config, n_config, "fuzz", &e) < 0) {
         if (!e.msg[0] || t) abort();
         return 0;
     }

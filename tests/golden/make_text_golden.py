@@ -65,4 +65,5 @@ def main():
                                ensure_ascii=False) + "\n")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -123,6 +123,150 @@ static void real_tokenizers(void **state)
     assert_int_equal(each_line(FIXTURES "real.jsonl", check_real, NULL), 3);
 }
 
+/* ---- SentencePiece ---- */
+
+/* A .model file: special tokens are literal, as SentencePiece never finds them in a text. */
+static void check_model_row(const tokenizer *t, const json *row, const char *name)
+{
+    const char *text = json_get(row, "text")->valuestring;
+    const char *decoded = json_get(row, "decoded")->valuestring;
+    ids l = {0};
+    buf b = {0};
+    CHECK_OK(tokenizer_encode_literal(t, text, strlen(text), false, &l, &e));
+    size_t i = 0;
+    for (const json *c = json_get(row, "ids")->child; c; c = c->next, i++)
+        if (i >= l.n || l.v[i] != (int32_t)c->valuedouble)
+            fail_msg("%s: '%s': id %zu differs", name, text, i);
+    if (i != l.n) fail_msg("%s: '%s': %zu ids instead of %zu", name, text, l.n, i);
+    tokenizer_decode(t, l.v, l.n, false, &b);
+    check_text(name, row, "decoded", &b, decoded);
+    buf_clear(&b);
+    detok d;
+    detok_init(&d, t, false);
+    for (i = 0; i < l.n; i++)
+        detok_push(&d, l.v[i], &b);
+    detok_flush(&d, &b);
+    detok_free(&d);
+    check_text(name, row, "streamed", &b, decoded);
+    ids_free(&l);
+    buf_free(&b);
+}
+
+static void check_spm(const json *line, void *arg)
+{
+    (void)arg;
+    const char *path = json_get(line, "path")->valuestring;
+    bool model = strstr(path, ".model");
+    tokenizer *t = open_file(path, NULL);
+    for (const json *row = json_get(line, "rows")->child; row; row = row->next)
+        (model ? check_model_row : check_row)(t, row, path);
+    tokenizer_close(t);
+}
+
+static void sentencepiece_models(void **state)
+{
+    (void)state;
+    assert_int_equal(each_line(FIXTURES "spm.jsonl", check_spm, NULL), 4);
+}
+
+/* One vocabulary, two files: the .model applies the longest rule of the character map,
+ * tokenizer.json the shortest rule to a whole grapheme cluster, as the library does. */
+static void charsmap_by_kind_of_file(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *by_model, *by_json;
+    } rows[] = {
+        {"\xC2\xAA\xCC\x80", "A\xCC\x80", "A"}, /* U+00AA U+0300: the mark is lost */
+        {"a\xCC\x80", "C", "b"},                /* the rule for both, the rule for a */
+        {"cde", "F", "cde"},                    /* three clusters */
+    };
+    tokenizer *m = open_file(FIXTURES "spm-unigram.model", NULL);
+    tokenizer *j = open_file(FIXTURES "spm-unigram.json", NULL);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const tokenizer *t[2] = {m, j};
+        const char *want[2] = {rows[i].by_model, rows[i].by_json};
+        for (int k = 0; k < 2; k++) {
+            ids a = {0}, b = {0};
+            CHECK_OK(tokenizer_encode(t[k], rows[i].text, strlen(rows[i].text), false, &a, &e));
+            CHECK_OK(tokenizer_encode(t[1], want[k], strlen(want[k]), false, &b, &e));
+            if (a.n != b.n || memcmp(a.v, b.v, a.n * sizeof *a.v) != 0)
+                fail_msg("row %zu of file %d: not as '%s'", i, k, want[k]);
+            ids_free(&a);
+            ids_free(&b);
+        }
+    }
+    tokenizer_close(m);
+    tokenizer_close(j);
+}
+
+static tokenizer *open_model(const char *config)
+{
+    buf b = {0};
+    tokenizer *t = NULL;
+    CHECK_OK(file_read_all(&b, FIXTURES "spm-bpe.model", 1u << 20, &e));
+    CHECK_OK(tokenizer_open(&t, b.data, b.len, config, strlen(config), "m", &e));
+    buf_free(&b);
+    return t;
+}
+
+static size_t count_of(const tokenizer *t, const char *text, bool special, const char *name)
+{
+    ids l = {0};
+    size_t n = 0;
+    CHECK_OK(tokenizer_encode(t, text, strlen(text), special, &l, &e));
+    for (size_t i = 0; i < l.n; i++)
+        n += l.v[i] == tokenizer_token_id(t, name);
+    ids_free(&l);
+    return n;
+}
+
+/* Control tokens, BOS and the prefix of a .model, by its config. */
+static void models_and_their_config(void **state)
+{
+    (void)state;
+    tokenizer *t = open_model("{}");
+    assert_string_equal(tokenizer_bos_text(t), "<s>");
+    assert_string_equal(tokenizer_eos_text(t), "</s>");
+    assert_true(tokenizer_adds_bos(t));
+    assert_int_equal(count_of(t, "a</s>b", false, "</s>"), 1);
+    assert_int_equal(count_of(t, "the", true, "<s>"), 1);
+    size_t each = count_of(t, "QQ</s>QQ</s>QQ", false, "\xE2\x96\x81");
+    tokenizer_close(t);
+    t = open_model("{\"legacy\":false,\"add_bos_token\":false}");
+    assert_false(tokenizer_adds_bos(t));
+    assert_int_equal(count_of(t, "QQ</s>QQ</s>QQ", false, "\xE2\x96\x81") + 2, each);
+    tokenizer_close(t);
+    buf b = {0};
+    CHECK_OK(file_read_all(&b, FIXTURES "spm-bpe.model", 1u << 20, &e));
+    static const char shifted[] = "{\"tokenizer_class\":\"CamembertTokenizer\"}";
+    CHECK_ERR(tokenizer_open(&t, b.data, b.len, shifted, sizeof shifted - 1, "m", &e),
+              ERR_UNSUPPORTED, "Camembert");
+    static const struct {
+        const char *bytes;
+        size_t n;
+        int code;
+        const char *text;
+    } bad[] = {
+        {"\n\x7f\n\x01<", 5, ERR_FORMAT, "cut off"},
+        {"\n\x02\n\x00", 4, ERR_FORMAT, "0 bytes"},
+        {"\n\x05\n\x01<\x18\x02\x12\x02\x18\x04", 11, ERR_UNSUPPORTED, "char"},
+        {"\n\x05\n\x01<\x18\x01", 7, ERR_FORMAT, "unknown"},
+        {"\n\x05\n\x01<\x18\x02\n\x05\n\x01<\x18\x01", 14, ERR_FORMAT, "twice"},
+        {"\n\x05\n\x01<\x18\x02\n\x05\n\x01>\x18\x02", 14, ERR_FORMAT, "both"},
+        {"\n\x05\n\x01<\x18\x06", 7, ERR_FORMAT, "<0xNN>"},
+        {"\n\x08\n\x01<\x15\x00\x00\x80\x7f", 10, ERR_FORMAT, "finite"},
+        {"\n\x05\n\x01<\x18\x02*\x03\x12\x01x", 12, ERR_UNSUPPORTED, "denormalizer"},
+        {"\n\x05\n\x01<\x18\x02\x1a\x03\x12\x01x", 12, ERR_FORMAT, "precompiled_charsmap"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        CHECK_ERR(tokenizer_open(&t, bad[i].bytes, bad[i].n, "", 0, "m", &e), bad[i].code,
+                  bad[i].text);
+        assert_null(t);
+    }
+    buf_free(&b);
+}
+
 typedef struct stage_test {
     json *models;
     buf seen; /* the text of all lines, to see which types they use */
@@ -583,14 +727,13 @@ static uint32_t next_random(uint32_t *x)
 }
 
 /* Bytes changed, cut and doubled at random: opens or refuses, and what opens can be used. */
-static void damaged_files(void **state)
+static void damage(const char *path, int rounds)
 {
-    (void)state;
     buf whole = {0}, b = {0};
     uint32_t x = 12345;
     int opened = 0;
-    CHECK_OK(file_read_all(&whole, FIXTURES "stories260K.json", 1u << 20, &e));
-    for (int round = 0; round < 1500; round++) {
+    CHECK_OK(file_read_all(&whole, path, 1u << 20, &e));
+    for (int round = 0; round < rounds; round++) {
         buf_clear(&b);
         buf_add(&b, whole.data, whole.len);
         for (uint32_t k = 1 + next_random(&x) % 3; k > 0; k--) {
@@ -625,9 +768,18 @@ static void damaged_files(void **state)
         buf_free(&out);
         tokenizer_close(t);
     }
-    assert_true(opened > 20 && opened < 1480); /* both ends are reached */
+    assert_true(opened > 20 && opened < rounds - 20); /* both ends are reached */
     buf_free(&whole);
     buf_free(&b);
+}
+
+static void damaged_files(void **state)
+{
+    (void)state;
+    damage(FIXTURES "stories260K.json", 1500);
+    damage(FIXTURES "spm-unigram.model", 1500);
+    damage(FIXTURES "spm-bpe.model", 1500);
+    damage(FIXTURES "spm-unigram.json", 1500);
 }
 
 int main(void)
@@ -635,6 +787,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(real_tokenizers),
         cmocka_unit_test(stages),
+        cmocka_unit_test(sentencepiece_models),
+        cmocka_unit_test(charsmap_by_kind_of_file),
+        cmocka_unit_test(models_and_their_config),
         cmocka_unit_test(merges_in_three_forms),
         cmocka_unit_test(surrounding_ids),
         cmocka_unit_test(malformed_files),
