@@ -397,15 +397,14 @@ void kern_attention(kern_dev *d, const kern_attn_args *a)
 
 /* ---- the list, for tests and reports ----------------------------------------------------- */
 
+/* clang-format off */
+#define AVX512(op) {#op, "avx512", CPU_AVX512},
+#define AVX2(op)   {#op, "avx2", CPU_AVX2},
+#define REF(op)    {#op, "ref", 0},
 const kern_op_row kern_op_rows[] = {
-#define ROW(op) {#op, "avx512", CPU_AVX512},
-    KERN__OP_LIST(ROW) ROW(attention)
-#undef ROW
-#define ROW(op) {#op, "avx2", CPU_AVX2},
-        KERN__OP_LIST(ROW) ROW(attention)
-#undef ROW
-#define ROW(op) {#op, "ref", 0},
-            KERN__OP_LIST(ROW) ROW(attention)
-#undef ROW
+    KERN__VECTOR_OPS(AVX512) AVX512(attention)
+    KERN__VECTOR_OPS(AVX2) AVX2(attention)
+    KERN__OP_LIST(REF) REF(attention)
 };
+/* clang-format on */
 const int kern_n_op_rows = (int)(sizeof kern_op_rows / sizeof *kern_op_rows);

@@ -5,13 +5,13 @@
 #define KERN_OPS_H
 #include "kern/linear.h"
 
-/* Entries that a table may have, besides attention. */
+/* Entries of a table besides attention; routing is a few numbers a token and has the twin alone. */
 /* clang-format off */
-#define KERN__OP_LIST(X) \
-    X(rmsnorm) X(layernorm) X(gated_rmsnorm) X(add) X(add_scaled) X(scale) \
-    X(softcap) X(sigmoid_mul) X(rope) X(rope_pairs) X(act) X(glu) \
-    X(head_rows) X(conv_silu) X(delta) X(route) X(round_fp8) X(round_int) \
-    X(amax) X(quant_i8) X(split_bf16) X(kv_put)
+#define KERN__VECTOR_OPS(X) \
+    X(rmsnorm) X(layernorm) X(gated_rmsnorm) X(add) X(add_scaled) X(scale) X(softcap) \
+    X(sigmoid_mul) X(rope) X(rope_pairs) X(act) X(glu) X(head_rows) X(conv_silu) X(delta) \
+    X(round_fp8) X(round_int) X(amax) X(quant_i8) X(split_bf16) X(kv_put)
+#define KERN__OP_LIST(X) KERN__VECTOR_OPS(X) X(route)
 /* clang-format on */
 
 typedef struct kern__ops {
@@ -31,7 +31,7 @@ typedef struct kern__ops {
     void (*rope_pairs)(float *x, int rot_dim, const float *cosv, const float *sinv);
     void (*act)(kern_glu act, const float *x, int64_t n, float *out);
     void (*glu)(kern_glu act, const float *g, const float *u, int64_t n, float *out);
-    /* out[t*ldo + i] = x[t*ldx ...] . row (row0 + i) of w, i < rows; tmp holds one row. */
+    /* out[t*ldo + i] = x[t*ldx ...] times row (row0 + i) of w, i < rows; tmp holds four rows. */
     void (*head_rows)(const qtensor *w, int64_t row0, int64_t rows, const float *x, int64_t ldx,
                       int64_t T, float *out, int64_t ldo, float *tmp);
     /* Channels [c0,c1) of one sequence of `rows` tokens; state is that of channel c0. */

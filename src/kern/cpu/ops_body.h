@@ -22,6 +22,81 @@ static void rmsnorm(const float *x, const float *w, float eps, int64_t K, float 
         out[i] = x[i] * r * w[i];
 }
 
+static void layernorm(const float *x, const float *w, const float *b, float eps, int64_t K,
+                      float *out)
+{
+    vf s0 = v_zero(), s1 = v_zero();
+    int64_t i = 0;
+    for (; i + 16 <= K; i += 16)
+        s0 = v_add(s0, v_load(x + i));
+    if (i < K) s0 = v_add(s0, v_load_n(x + i, (int)(K - i)));
+    const float mean = (float)((double)v_sum(s0) / (double)K);
+    const vf m = v_set1(mean);
+    for (i = 0; i + 16 <= K; i += 16) {
+        vf a = v_sub(v_load(x + i), m);
+        s1 = v_fma(a, a, s1);
+    }
+    double ss = (double)v_sum(s1);
+    for (; i < K; i++)
+        ss += (double)(x[i] - mean) * (x[i] - mean);
+    const vf r = v_set1((float)(1.0 / sqrt(ss / (double)K + (double)eps)));
+    for (i = 0; i < K; i += 16) {
+        int c = K - i < 16 ? (int)(K - i) : 16;
+        vf y = v_mul(v_mul(v_sub(v_load_n(x + i, c), m), r), v_load_n(w + i, c));
+        v_store_n(out + i, b ? v_add(y, v_load_n(b + i, c)) : y, c);
+    }
+}
+
+INLINE vf v_sigmoid(vf x)
+{
+    vf one = v_set1(1.0f);
+    return v_div(one, v_add(one, v_exp(v_sub(v_zero(), x))));
+}
+
+static void gated_rmsnorm(const float *x, const float *gate, const float *w, float eps, int64_t K,
+                          float *out)
+{
+    rmsnorm(x, w, eps, K, out);
+    for (int64_t i = 0; i < K; i += 16) {
+        int c = K - i < 16 ? (int)(K - i) : 16;
+        vf g = v_load_n(gate + i, c);
+        v_store_n(out + i, v_mul(v_load_n(out + i, c), v_mul(g, v_sigmoid(g))), c);
+    }
+}
+
+static void add_scaled(float *x, const float *y, float s, int64_t n)
+{
+    for (int64_t i = 0; i < n; i += 16) {
+        int c = n - i < 16 ? (int)(n - i) : 16;
+        v_store_n(x + i, v_fma(v_load_n(y + i, c), v_set1(s), v_load_n(x + i, c)), c);
+    }
+}
+
+static void scale(float *x, float s, int64_t n)
+{
+    for (int64_t i = 0; i < n; i += 16) {
+        int c = n - i < 16 ? (int)(n - i) : 16;
+        v_store_n(x + i, v_mul(v_load_n(x + i, c), v_set1(s)), c);
+    }
+}
+
+static void softcap(float *x, float cap, int64_t n)
+{
+    for (int64_t i = 0; i < n; i += 16) {
+        int c = n - i < 16 ? (int)(n - i) : 16;
+        vf y = v_tanh(v_div(v_load_n(x + i, c), v_set1(cap)));
+        v_store_n(x + i, v_mul(y, v_set1(cap)), c);
+    }
+}
+
+static void sigmoid_mul(float *x, const float *g, int64_t n)
+{
+    for (int64_t i = 0; i < n; i += 16) {
+        int c = n - i < 16 ? (int)(n - i) : 16;
+        v_store_n(x + i, v_mul(v_load_n(x + i, c), v_sigmoid(v_load_n(g + i, c))), c);
+    }
+}
+
 static void add(float *x, const float *y, int64_t n)
 {
     int64_t i = 0;
@@ -46,42 +121,144 @@ static void rope(float *x, int rot_dim, const float *cosv, const float *sinv)
     }
 }
 
-INLINE vf v_activate(const kern_glu act, vf x)
+/* Eight pairs at a time: neighbours are swapped, sines have the sign of their lane. */
+static void rope_pairs(float *x, int rot_dim, const float *cosv, const float *sinv)
+{
+    int i = 0;
+    for (; i + 8 <= rot_dim / 2; i += 8) {
+        vf a = v_load(x + 2 * i);
+        v_store(x + 2 * i, v_fma(v_swap_pairs(a), v_twice(sinv + i, true),
+                                 v_mul(a, v_twice(cosv + i, false))));
+    }
+    for (; i < rot_dim / 2; i++) {
+        float a = x[2 * i], b = x[2 * i + 1];
+        x[2 * i] = a * cosv[i] - b * sinv[i];
+        x[2 * i + 1] = b * cosv[i] + a * sinv[i];
+    }
+}
+
+INLINE vf v_activate(const kern_glu a, vf x)
 {
     vf one = v_set1(1.0f), t;
-    switch (act) {
+    switch (a) {
     case KERN_SILU:
         return v_div(x, v_add(one, v_exp(v_sub(v_zero(), x))));
     case KERN_GELU_TANH: /* 0.5 x (1 + tanh t) = x / (1 + e^-2t) */
         t = v_fma(v_mul(v_mul(x, x), x), v_set1(0.044715f), x);
         return v_div(x, v_add(one, v_exp(v_mul(t, v_set1(-2 * 0.7978845608028654f)))));
-    default:
+    case KERN_RELU2:
+        t = v_max(x, v_zero());
+        return v_mul(t, t);
+    case KERN_SWIGLU_OAI:
+        x = v_min(x, v_set1(7.0f));
+        return v_mul(x, v_sigmoid(v_mul(x, v_set1(1.702f))));
+    case KERN_QUICK_GELU:
+        return v_mul(x, v_sigmoid(v_mul(x, v_set1(1.702f))));
+    default: /* KERN_RELU; GELU is not asked for: erf is libm's */
         return v_max(x, v_zero());
     }
 }
 
-INLINE void glu_rows(const kern_glu act, const float *g, const float *u, int64_t n, float *out)
+INLINE void glu_rows(const kern_glu a, const float *g, const float *u, int64_t n, float *out)
 {
     for (int64_t i = 0; i < n; i += 16) {
         int c = n - i < 16 ? (int)(n - i) : 16;
-        v_store_n(out + i, v_mul(v_activate(act, v_load_n(g + i, c)), v_load_n(u + i, c)), c);
+        vf y = v_activate(a, v_load_n(g + i, c)), up = u ? v_load_n(u + i, c) : v_set1(1.0f);
+        if (u && a == KERN_SWIGLU_OAI)
+            up = v_add(v_max(v_min(up, v_set1(7.0f)), v_set1(-7.0f)), v_set1(1.0f));
+        v_store_n(out + i, v_mul(y, up), c);
     }
 }
 
-static void glu(kern_glu act, const float *g, const float *u, int64_t n, float *out)
+/* False: not with vectors. */
+INLINE bool glu_any(kern_glu a, const float *g, const float *u, int64_t n, float *out)
 {
-    switch (act) {
-    case KERN_SILU:
-        glu_rows(KERN_SILU, g, u, n, out);
+#define CASE(k)                                                                                    \
+    case k:                                                                                        \
+        glu_rows(k, g, u, n, out);                                                                 \
+        return true;
+    switch (a) {
+        CASE(KERN_SILU)
+        CASE(KERN_GELU_TANH)
+        CASE(KERN_RELU)
+        CASE(KERN_RELU2)
+        CASE(KERN_QUICK_GELU)
+        CASE(KERN_SWIGLU_OAI)
+    case KERN_GELU:
+    case KERN_GLU_COUNT:
         break;
-    case KERN_GELU_TANH:
-        glu_rows(KERN_GELU_TANH, g, u, n, out);
-        break;
-    case KERN_RELU:
-        glu_rows(KERN_RELU, g, u, n, out);
-        break;
-    default:
-        kern__ops_ref.glu(act, g, u, n, out); /* erf: rare, libm */
+    }
+#undef CASE
+    return false;
+}
+
+static void glu(kern_glu a, const float *g, const float *u, int64_t n, float *out)
+{
+    if (!glu_any(a, g, u, n, out)) kern__ops_ref.glu(a, g, u, n, out);
+}
+
+static void act(kern_glu a, const float *x, int64_t n, float *out)
+{
+    if (!glu_any(a, x, NULL, n, out)) kern__ops_ref.act(a, x, n, out);
+}
+
+/* Four rows of w against every token; lanes along K. */
+INLINE void dots_4(const float *w, int64_t K, const int R, const float *x, float *out)
+{
+    vf acc[4];
+    UNROLL
+    for (int r = 0; r < R; r++)
+        acc[r] = v_zero();
+    int64_t k = 0;
+    for (; k + 16 <= K; k += 16) {
+        vf a = v_load(x + k);
+        UNROLL
+        for (int r = 0; r < R; r++)
+            acc[r] = v_fma(a, v_load(w + r * K + k), acc[r]);
+    }
+    if (k < K) {
+        vf a = v_load_n(x + k, (int)(K - k));
+        UNROLL
+        for (int r = 0; r < R; r++)
+            acc[r] = v_fma(a, v_load_n(w + r * K + k, (int)(K - k)), acc[r]);
+    }
+    UNROLL
+    for (int r = 0; r < R; r++)
+        out[r] = v_sum(acc[r]);
+}
+
+static void wide_row(const qtensor *w, int64_t row, float *out)
+{
+    const uint8_t *c = w->codes + (size_t)row * w->row_bytes;
+    int64_t k = 0;
+    if (w->code == NUM_BF16)
+        for (; k + 16 <= w->K; k += 16)
+            v_store(out + k, v_bits(vi_slli(vi_from_u16(c + 2 * k), 16)));
+    else if (w->code == NUM_F16)
+        for (; k + 16 <= w->K; k += 16)
+            v_store(out + k, v_from_u16(c + 2 * k));
+    size_t each = (size_t)num_infos[w->code].bits / 8;
+    if (k < w->K) num_decode_row(w->code, c + (size_t)k * each, (size_t)(w->K - k), out + k);
+}
+
+static void head_rows(const qtensor *w, int64_t row0, int64_t rows, const float *x, int64_t ldx,
+                      int64_t T, float *out, int64_t ldo, float *tmp)
+{
+    if (qaxis_quantized(&w->spec.w)) { /* scales and zeros: the twin's */
+        kern__ops_ref.head_rows(w, row0, rows, x, ldx, T, out, ldo, tmp);
+        return;
+    }
+    for (int64_t n = 0; n < rows; n += 4) {
+        int64_t r = rows - n < 4 ? rows - n : 4;
+        for (int64_t i = 0; i < r; i++)
+            wide_row(w, row0 + n + i, tmp + i * w->K);
+        for (int64_t t = 0; t < T; t++) {
+            if (r == 4)
+                dots_4(tmp, w->K, 4, x + t * ldx, out + t * ldo + n);
+            else
+                for (int64_t i = 0; i < r; i++)
+                    dots_4(tmp + i * w->K, w->K, 1, x + t * ldx, out + t * ldo + n + i);
+        }
     }
 }
 
@@ -168,7 +345,139 @@ static uint64_t kv_put(const kern_kv_layer *kv, int which, int head, int32_t slo
     return 0;
 }
 
+/* ---- linear attention --------------------------------------------------------------------- */
+
+/* Sixteen channels: their weights and their past inputs are parted into vectors of one lag. */
+INLINE void conv_16(float *x, int64_t ld, const int W, int lanes, const float *w, int64_t rows,
+                    float *state)
+{
+    vf weight[4], past[4];
+    float t[4][16] = {{0}}, p[4][16] = {{0}};
+    for (int c = 0; c < lanes; c++)
+        for (int j = 0; j < W; j++) {
+            t[j][c] = w[c * W + j];
+            if (j < W - 1) p[j][c] = state[c * (W - 1) + j];
+        }
+    UNROLL
+    for (int j = 0; j < W; j++) {
+        weight[j] = v_load(t[j]);
+        past[j] = v_load(p[j]);
+    }
+    for (int64_t r = 0; r < rows; r++) {
+        past[W - 1] = v_load_n(x + r * ld, lanes);
+        vf sum = v_mul(weight[0], past[0]);
+        UNROLL
+        for (int j = 1; j < W; j++)
+            sum = v_fma(weight[j], past[j], sum);
+        v_store_n(x + r * ld, v_mul(sum, v_sigmoid(sum)), lanes);
+        UNROLL
+        for (int j = 0; j < W - 1; j++)
+            past[j] = past[j + 1];
+    }
+    for (int j = 0; j < W - 1; j++) {
+        v_store(p[j], past[j]);
+        for (int c = 0; c < lanes; c++)
+            state[c * (W - 1) + j] = p[j][c];
+    }
+}
+
+static void conv_silu(float *x, int64_t ld, int64_t c0, int64_t c1, int W, const float *w,
+                      int64_t rows, float *state)
+{
+    if (W < 2 || W > 4) {
+        kern__ref_conv_silu(x, ld, c0, c1, W, w, rows, state);
+        return;
+    }
+    for (int64_t c = c0; c < c1; c += 16) {
+        int lanes = c1 - c < 16 ? (int)(c1 - c) : 16;
+        float *s = state + (c - c0) * (W - 1);
+        if (W == 4)
+            conv_16(x + c, ld, 4, lanes, w + c * W, rows, s);
+        else if (W == 3)
+            conv_16(x + c, ld, 3, lanes, w + c * W, rows, s);
+        else
+            conv_16(x + c, ld, 2, lanes, w + c * W, rows, s);
+    }
+}
+
+/* out = x / sqrt(sum of squares + 1e-6) * scale */
+INLINE void unit(const float *x, int n, float s, float *out)
+{
+    vf ss = v_zero();
+    for (int i = 0; i < n; i += 16) {
+        vf a = v_load_n(x + i, n - i < 16 ? n - i : 16);
+        ss = v_fma(a, a, ss);
+    }
+    const vf r = v_set1((float)(1.0 / sqrt((double)v_sum(ss) + 1e-6)) * s);
+    for (int i = 0; i < n; i += 16) {
+        int c = n - i < 16 ? n - i : 16;
+        v_store_n(out + i, v_mul(v_load_n(x + i, c), r), c);
+    }
+}
+
+/* One token on V vectors of lanes, the state read and written once:
+ *   S' = e^g S;  d = beta (v - S'^T k);  S'' = S' + k d^T;  out = S''^T q
+ * needs d before S'': the first walk sums S'^T k and S'^T q, then out = S'^T q + (k.q) d, and the
+ * second walk writes S''. */
+INLINE void delta_token(float *S, int64_t ld, int Dk, const int V, int last, const float *q,
+                        const float *k, float kq, float decay, float beta, const float *v,
+                        float *out)
+{
+    vf sk[4], sq[4], d[4];
+    const vf g = v_set1(decay);
+    UNROLL
+    for (int i = 0; i < V; i++)
+        sk[i] = sq[i] = v_zero();
+    for (int r = 0; r < Dk; r++) {
+        vf a = v_set1(k[r]), b = v_set1(q[r]);
+        UNROLL
+        for (int i = 0; i < V; i++) {
+            vf s = v_mul(v_load_n(S + r * ld + 16 * i, i == V - 1 ? last : 16), g);
+            sk[i] = v_fma(s, a, sk[i]);
+            sq[i] = v_fma(s, b, sq[i]);
+        }
+    }
+    UNROLL
+    for (int i = 0; i < V; i++) {
+        int c = i == V - 1 ? last : 16;
+        d[i] = v_mul(v_sub(v_load_n(v + 16 * i, c), sk[i]), v_set1(beta));
+        v_store_n(out + 16 * i, v_fma(d[i], v_set1(kq), sq[i]), c);
+    }
+    for (int r = 0; r < Dk; r++) {
+        vf a = v_set1(k[r]);
+        UNROLL
+        for (int i = 0; i < V; i++) {
+            int c = i == V - 1 ? last : 16;
+            float *at = S + r * ld + 16 * i;
+            v_store_n(at, v_fma(a, d[i], v_mul(v_load_n(at, c), g)), c);
+        }
+    }
+}
+
+static void delta(const kern_delta_args *a, const kern_seq *s, int h, int v0, int v1, float *state,
+                  float *tmp)
+{
+    int hk = h / (a->Hv / a->Hk), Dk = a->Dk, Dv = a->Dv;
+    float *q = tmp, *k = q + Dk;
+    for (int64_t t = s->row0; t < s->row0 + s->n_rows; t++) {
+        const float *v = a->v + t * a->ldv + (int64_t)h * Dv;
+        float *out = a->out + (t * a->Hv + h) * Dv, kq = 0;
+        float decay = expf(a->g[t * a->Hv + h]), beta = a->beta[t * a->Hv + h];
+        unit(a->q + t * a->ldq + (int64_t)hk * Dk, Dk, 1.0f / sqrtf((float)Dk), q);
+        unit(a->k + t * a->ldk + (int64_t)hk * Dk, Dk, 1.0f, k);
+        dots_4(q, Dk, 1, k, &kq);
+        int j = v0;
+        for (; j + 64 <= v1; j += 64)
+            delta_token(state + j, Dv, Dk, 4, 16, q, k, kq, decay, beta, v + j, out + j);
+        for (; j < v1; j += 16)
+            delta_token(state + j, Dv, Dk, 1, v1 - j < 16 ? v1 - j : 16, q, k, kq, decay, beta,
+                        v + j, out + j);
+    }
+}
+
 #define OPS_TABLE                                                                                  \
-    .rmsnorm = rmsnorm, .add = add, .rope = rope, .glu = glu, .round_fp8 = round_fp8,              \
-    .round_int = round_int, .amax = amax, .quant_i8 = quant_i8, .split_bf16 = split_bf16,          \
-    .kv_put = kv_put
+    .rmsnorm = rmsnorm, .layernorm = layernorm, .gated_rmsnorm = gated_rmsnorm, .add = add,        \
+    .add_scaled = add_scaled, .scale = scale, .softcap = softcap, .sigmoid_mul = sigmoid_mul,      \
+    .rope = rope, .rope_pairs = rope_pairs, .act = act, .glu = glu, .head_rows = head_rows,        \
+    .conv_silu = conv_silu, .delta = delta, .round_fp8 = round_fp8, .round_int = round_int,        \
+    .amax = amax, .quant_i8 = quant_i8, .split_bf16 = split_bf16, .kv_put = kv_put

@@ -175,6 +175,18 @@ INLINE __mmask16 first_lanes(int n)
 {
     return (__mmask16)(n >= 16 ? 0xffffu : (1u << n) - 1u);
 }
+/* Neighbouring lanes change places. */
+INLINE vf v_swap_pairs(vf a)
+{
+    return _mm512_permute_ps(a, 0xb1);
+}
+/* Each of eight numbers twice; alternate: the first of the two negated. */
+INLINE vf v_twice(const float *p, bool alternate)
+{
+    const __m512i twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+    vf a = _mm512_permutexvar_ps(twice, _mm512_castps256_ps512(_mm256_loadu_ps(p)));
+    return alternate ? _mm512_mask_sub_ps(a, 0x5555, _mm512_setzero_ps(), a) : a;
+}
 INLINE void v_store_n(float *p, vf a, int n)
 {
     _mm512_mask_storeu_ps(p, first_lanes(n), a);
@@ -384,6 +396,19 @@ INLINE vf v_scalef(vf x, vf n)
     vi bias = vi_set1(127);
     vf p = v_bits(vi_slli(vi_add(h, bias), 23)), q = v_bits(vi_slli(vi_add(r, bias), 23));
     return v_mul(v_mul(x, p), q);
+}
+INLINE vf v_swap_pairs(vf v)
+{
+    return V2(_mm256_permute_ps(v.a, 0xb1), _mm256_permute_ps(v.b, 0xb1));
+}
+INLINE vf v_twice(const float *p, bool alternate)
+{
+    __m256 a = _mm256_loadu_ps(p);
+    const __m256i lo = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3),
+                  hi = _mm256_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7);
+    const __m256 neg = _mm256_setr_ps(-0.0f, 0, -0.0f, 0, -0.0f, 0, -0.0f, 0);
+    vf v = V2(_mm256_permutevar8x32_ps(a, lo), _mm256_permutevar8x32_ps(a, hi));
+    return alternate ? V2(_mm256_xor_ps(v.a, neg), _mm256_xor_ps(v.b, neg)) : v;
 }
 INLINE vf v_load_n(const float *p, int n)
 {
