@@ -41,8 +41,17 @@ static bool in_pairs(const uint32_t *v, size_t n, uint32_t cp)
     return lo < n / 2 && cp >= v[2 * lo];
 }
 
+/* The first 128 code points of the tables, a bit each: most text. */
+static const uint64_t ascii[TOK_CLASSES][2] = {
+    [TOK_WORD] = {0x3FF000000000000u, 0x7FFFFFE87FFFFFEu},
+    [TOK_NUMERIC] = {0x3FF000000000000u, 0x0u},
+    [TOK_PUNCT] = {0xFC00FFFE00000000u, 0x78000001F8000001u},
+    [TOK_OTHER] = {0xFFFFD9FEu, 0x8000000000000000u},
+};
+
 bool tok__is(tok_class c, uint32_t cp)
 {
+    if (cp < 0x80) return ascii[c][cp / 64] >> cp % 64 & 1;
     static const struct {
         const uint32_t *v;
         size_t n;

@@ -1,9 +1,10 @@
-/* Long words: their ids against the plain definition of BPE, windows that disagree, and time in
- * proportion to length.
+/* What makes tokenizing fast gives the same ids: long words against the plain definition of BPE,
+ * windows that disagree, time in proportion to length, the short cut for ASCII in the classes.
  *
  * The definition, spelt out below: join the adjacent pair of the lowest rank, the leftmost of
  * equals, until no pair has a merge. */
 #include "check.h"
+#include <ctype.h>
 #include <time.h>
 #include "base/file.h"
 #include "base/json.h"
@@ -309,12 +310,30 @@ static void time_grows_with_length(void **state)
     }
 }
 
+/* ---- classes ---- */
+
+/* The bits for ASCII against the C library. */
+static void ascii_classes(void **state)
+{
+    (void)state;
+    for (int c = 0; c < 128; c++) {
+        bool white = c == 0 || c == '\t' || c == '\n' || c == '\r';
+        assert_int_equal(tok__is(TOK_WORD, (uint32_t)c), isalnum(c) || c == '_');
+        assert_int_equal(tok__is(TOK_NUMERIC, (uint32_t)c), isdigit(c) != 0);
+        assert_int_equal(tok__is(TOK_PUNCT, (uint32_t)c), ispunct(c) != 0);
+        assert_int_equal(tok__is(TOK_OTHER, (uint32_t)c), iscntrl(c) && !white);
+        assert_false(tok__is(TOK_NONSPACING, (uint32_t)c));
+        assert_false(tok__is(TOK_COMBINING, (uint32_t)c));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(as_defined),
         cmocka_unit_test(far_end_decides),
         cmocka_unit_test(time_grows_with_length),
+        cmocka_unit_test(ascii_classes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
