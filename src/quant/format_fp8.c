@@ -19,7 +19,8 @@ static const quant__scheme schemes[] = {
     {"tensor-static", "w:fp8_e4m3,tensor a:fp8_e4m3,tensor", "weight_scale", NULL, "input_scale",
      0},
     {"channel", "w:fp8_e4m3,channel a:fp8_e4m3,token", "weight_scale", NULL, NULL, 0},
-    {"block", "w:fp8_e4m3,block128x128 a:fp8_e4m3,group128", "weight_scale_inv", NULL, NULL, 0},
+    {"block", "w:fp8_e4m3,block128x128 a:fp8_e4m3,group128", "weight_scale_inv", NULL, NULL,
+     SCHEME_FREE_BLOCK},
     {"mxfp8", "w:mxfp8,g32 a:mxfp8,group32", "weight_scale_inv", NULL, NULL, 0},
     {"nvfp4", "w:nvfp4,g16 a:nvfp4,g16", "weight_scale", "weight_scale_2", "input_scale",
      SCHEME_PRE_SCALE},
@@ -150,8 +151,64 @@ out:
     return rc;
 }
 
-const quant_dialect quant__fp8 = {
-    .name = "fp8", .methods = "fp8", .detect = fp8_detect, SCALED_DIALECT};
+/* ---- writing ------------------------------------------------------------------------------------
+ */
+
+#define HOLDS                                                                                      \
+    "fp8 blocks with activations in groups of the same width, or fp8 per tensor with activations " \
+    "per token or one static scale"
+
+/* tensor, tensor-static and block are what quant_method fp8 says. */
+static const quant__scheme *writable(const qspec *s)
+{
+    const quant__scheme *x = quant__scheme_for(schemes, N_SCHEMES, s);
+    return x && (!strncmp(x->name, "tensor", 6) || !strcmp(x->name, "block")) ? x : NULL;
+}
+
+static int store(ckpt_writer *w, const char *module, const qtensor *t, num_dtype model_dtype,
+                 err *e)
+{
+    const quant__scheme *s = writable(&t->spec);
+    if (!s) return quant__no_scheme("fp8", module, &t->spec, HOLDS, e);
+    return quant__scaled_store(w, module, "fp8", s, t, model_dtype, e);
+}
+
+static int emit_config(jw *j, const qspec *spec, char *const *ignore, int n_ignore, err *e)
+{
+    const quant__scheme *s = writable(spec);
+    if (!s) return quant__no_scheme("fp8", NULL, spec, HOLDS, e);
+    if (qaxis_quantized(&spec->kv))
+        return err_set(e, ERR_UNSUPPORTED,
+                       "fp8 has no words for a quantized KV cache; choose it when serving: "
+                       "--kv-cache-dtype");
+    jw_obj(j);
+    jw_kstr(j, "activation_scheme", s->input ? "static" : "dynamic");
+    jw_kstr(j, "fmt", "e4m3");
+    jw_key(j, "modules_to_not_convert");
+    jw_arr(j);
+    for (int i = 0; i < n_ignore; i++)
+        jw_str(j, ignore[i]);
+    jw_end_arr(j);
+    jw_kstr(j, "quant_method", "fp8");
+    jw_key(j, "weight_block_size");
+    if (spec->w.gran == Q_BLOCK) {
+        jw_arr(j);
+        jw_i64(j, spec->w.block_n);
+        jw_i64(j, spec->w.block_k);
+        jw_end_arr(j);
+    } else {
+        jw_null(j);
+    }
+    jw_end_obj(j);
+    return 0;
+}
+
+const quant_dialect quant__fp8 = {.name = "fp8",
+                                  .methods = "fp8",
+                                  .detect = fp8_detect,
+                                  .store = store,
+                                  .emit_config = emit_config,
+                                  SCALED_DIALECT};
 const quant_dialect quant__fbgemm_fp8 = {
     .name = "fbgemm_fp8", .methods = "fbgemm_fp8", .detect = fp8_rows_detect, SCALED_DIALECT};
 const quant_dialect quant__w8a8_fp8 = {

@@ -20,7 +20,10 @@
 #include <string.h>
 #include "quant/scaled.h"
 
-#define AWQ (SCHEME_ROW_PAIRS | SCHEME_PRE_SCALE | SCHEME_FREE_GROUP)
+/* Whose layout is written. */
+#define MODELOPT_VERSION "0.47.0"
+
+#define AWQ (SCHEME_ROW_PAIRS | SCHEME_PRE_SCALE | SCHEME_WRITE_PRE | SCHEME_FREE_GROUP)
 static const quant__scheme schemes[] = {
     {"FP8", "w:fp8_e4m3,tensor a:fp8_e4m3,tensor", "weight_scale", NULL, "input_scale",
      SCHEME_PRE_SCALE},
@@ -30,7 +33,7 @@ static const quant__scheme schemes[] = {
     {"NVFP4", "w:nvfp4,g16 a:nvfp4,g16", "weight_scale", "weight_scale_2", "input_scale",
      SCHEME_PRE_SCALE},
     {"NVFP4_AWQ", "w:nvfp4,g16 a:nvfp4,g16", "weight_scale", "weight_scale_2", "input_scale",
-     SCHEME_PRE_SCALE},
+     SCHEME_PRE_SCALE | SCHEME_READ_ONLY},
     {"W4A16_NVFP4", "w:nvfp4,g16", "weight_scale", "weight_scale_2", NULL, SCHEME_PRE_SCALE},
     {"W4A8_NVFP4_FP8", "w:nvfp4,g16 a:fp8_e4m3,tensor", "weight_scale", "weight_scale_2",
      "input_scale", SCHEME_PRE_SCALE},
@@ -39,10 +42,10 @@ static const quant__scheme schemes[] = {
     {"W4A8_MXFP4_FP8", "w:mxfp4,g32 a:fp8_e4m3,tensor", "weight_scale", NULL, "input_scale", 0},
     {"W4A16_AWQ", "w:int4,g128", "weight_scale", NULL, NULL, AWQ},
     {"W4A8_AWQ", "w:int4,g128 a:fp8_e4m3,tensor", "weight_scale", "weight_scale_2", "input_scale",
-     AWQ | SCHEME_FP8_FRAME},
+     AWQ | SCHEME_FP8_FRAME | SCHEME_READ_ONLY},
     {"W8A16", "w:int8,channel", "weight_scale", NULL, NULL, SCHEME_PRE_SCALE},
     {"W8A8_SQ_PER_CHANNEL", "w:int8,channel a:int8,tensor", "weight_scale", NULL, "input_scale",
-     SCHEME_PRE_SCALE},
+     SCHEME_PRE_SCALE | SCHEME_WRITE_PRE},
 };
 enum { N_SCHEMES = sizeof schemes / sizeof *schemes };
 
@@ -203,8 +206,145 @@ out:
     return rc;
 }
 
+/* ---- writing ------------------------------------------------------------------------------------
+ */
+
+#define HOLDS                                                                                      \
+    "fp8 per tensor (static inputs), per channel (inputs per token) or weight-only in blocks of "  \
+    "128, nvfp4, mxfp8, mxfp4, int4 groups, int8 by channel"
+
+static int store(ckpt_writer *w, const char *module, const qtensor *t, num_dtype model_dtype,
+                 err *e)
+{
+    const quant__scheme *s = quant__scheme_for(schemes, N_SCHEMES, &t->spec);
+    if (!s) return quant__no_scheme("modelopt", module, &t->spec, HOLDS, e);
+    return quant__scaled_store(w, module, "modelopt", s, t, model_dtype, e);
+}
+
+static void emit_axis(jw *j, const char *key, const qaxis *a)
+{
+    jw_key(j, key);
+    jw_obj(j);
+    jw_kbool(j, "dynamic", false);
+    jw_ki64(j, "num_bits", num_infos[a->type].bits);
+    jw_kstr(j, "type", "float");
+    if (a->gran == Q_GROUP) jw_ki64(j, "group_size", a->group);
+    jw_end_obj(j);
+}
+
+/* Only these two have groups in the writer's own files. */
+static void emit_groups(jw *j, const quant__scheme *s, const qspec *spec)
+{
+    if (strcmp(s->name, "FP8") && strcmp(s->name, "NVFP4")) return;
+    jw_key(j, "config_groups");
+    jw_obj(j);
+    jw_key(j, "group_0");
+    jw_obj(j);
+    emit_axis(j, "input_activations", &spec->a);
+    emit_axis(j, "weights", &spec->w);
+    jw_key(j, "targets");
+    jw_arr(j);
+    jw_str(j, "Linear");
+    jw_end_arr(j);
+    jw_end_obj(j);
+    jw_end_obj(j);
+}
+
+static void emit_list(jw *j, const char *key, char *const *list, int n)
+{
+    jw_key(j, key);
+    jw_arr(j);
+    for (int i = 0; i < n; i++)
+        jw_str(j, list[i]);
+    jw_end_arr(j);
+}
+
+static void emit_algo(jw *j, const quant__scheme *s, const qspec *spec)
+{
+    jw_kstr(j, "quant_algo", s->name);
+    if (spec->w.gran == Q_GROUP) jw_ki64(j, "group_size", spec->w.group);
+    if (s->flags & SCHEME_ROW_PAIRS) {
+        jw_kbool(j, "has_zero_point", false);
+        jw_kbool(j, "pre_quant_scale", true);
+    }
+}
+
+/* The schemes of all modules, one or several. */
+static int emit_layers(jw *j, const quant_written *m, int n, err *e)
+{
+    jw_kstr(j, "quant_algo", "MIXED_PRECISION");
+    jw_key(j, "quantized_layers");
+    jw_obj(j);
+    for (int i = 0; i < n; i++) {
+        const quant__scheme *s = quant__scheme_for(schemes, N_SCHEMES, &m[i].spec);
+        if (!s) return quant__no_scheme("modelopt", m[i].module, &m[i].spec, HOLDS, e);
+        jw_key(j, m[i].module);
+        jw_obj(j);
+        emit_algo(j, s, &m[i].spec);
+        jw_end_obj(j);
+    }
+    jw_end_obj(j);
+    return 0;
+}
+
+/* One object for both files: flat as config.json has it, and "quantization" as
+ * hf_quant_config.json has it. */
+static int emit(jw *j, const quant_written *m, int n, const qspec *one, const qaxis *kv,
+                char *const *ignore, int n_ignore, err *e)
+{
+    int rc = 0;
+    bool fp8_kv = kv->type == NUM_F8_E4M3 && kv->gran == Q_TENSOR;
+    const quant__scheme *s = one ? quant__scheme_for(schemes, N_SCHEMES, one) : NULL;
+    if (one && !s) return quant__no_scheme("modelopt", NULL, one, HOLDS, e);
+    if (qaxis_quantized(kv) && !fp8_kv)
+        return err_set(e, ERR_UNSUPPORTED,
+                       "modelopt holds a KV cache in fp8_e4m3 with one scale a tensor only");
+    jw_obj(j);
+    if (one) emit_groups(j, s, one);
+    emit_list(j, "ignore", ignore, n_ignore);
+    if (one)
+        jw_kstr(j, "quant_algo", s->name);
+    else
+        TRY(emit_layers(j, m, n, e));
+    if (fp8_kv) emit_axis(j, "kv_cache_scheme", kv);
+    jw_key(j, "producer");
+    jw_obj(j);
+    jw_kstr(j, "name", "modelopt");
+    jw_kstr(j, "version", MODELOPT_VERSION);
+    jw_end_obj(j);
+    jw_kstr(j, "quant_method", "modelopt");
+    jw_key(j, "quantization");
+    jw_obj(j);
+    if (one)
+        emit_algo(j, s, one);
+    else
+        TRY(emit_layers(j, m, n, e));
+    jw_kstr(j, "kv_cache_quant_algo", fp8_kv ? "FP8" : NULL);
+    emit_list(j, "exclude_modules", ignore, n_ignore);
+    jw_end_obj(j);
+    jw_end_obj(j);
+    rc = 0;
+out:
+    return rc;
+}
+
+static int emit_config(jw *j, const qspec *s, char *const *ignore, int n_ignore, err *e)
+{
+    return emit(j, NULL, 0, s, &s->kv, ignore, n_ignore, e);
+}
+
+static int emit_modules(jw *j, const quant_written *m, int n, const qaxis *kv, char *const *ignore,
+                        int n_ignore, err *e)
+{
+    return emit(j, m, n, NULL, kv, ignore, n_ignore, e);
+}
+
 const quant_dialect quant__modelopt = {
     .name = "modelopt",
     .methods = "modelopt modelopt_fp8 modelopt_fp4 modelopt_mxfp8 modelopt_mixed",
     .detect = detect,
+    .store = store,
+    .emit_config = emit_config,
+    .emit_modules = emit_modules,
+    .side_config = "hf_quant_config.json",
     SCALED_DIALECT};

@@ -8,10 +8,13 @@
 #include "quant/quant_int.h"
 
 enum {
-    SCHEME_ROW_PAIRS = 1,  /* int4: byte [i, k] holds rows 2i (low) and 2i+1 of column k */
-    SCHEME_FP8_FRAME = 2,  /* int4 weights are rounded to fp8 by `global` (W4A8_AWQ) */
-    SCHEME_PRE_SCALE = 4,  /* pre_quant_scale [K] may multiply the input */
-    SCHEME_FREE_GROUP = 8, /* the group size follows from the columns of the scales */
+    SCHEME_ROW_PAIRS = 1,   /* int4: byte [i, k] holds rows 2i (low) and 2i+1 of column k */
+    SCHEME_FP8_FRAME = 2,   /* int4 weights are rounded to fp8 by `global` (W4A8_AWQ) */
+    SCHEME_PRE_SCALE = 4,   /* pre_quant_scale [K] may multiply the input */
+    SCHEME_FREE_GROUP = 8,  /* the group size follows from the columns of the scales */
+    SCHEME_FREE_BLOCK = 16, /* the config gives the block size; activations in groups of bk */
+    SCHEME_READ_ONLY = 32,  /* another scheme of the table is written for its spec */
+    SCHEME_WRITE_PRE = 64,  /* readers of the scheme know pre_quant_scale */
 };
 typedef struct quant__scheme {
     const char *name;   /* quant_algo, or the dialect's own word */
@@ -56,4 +59,10 @@ int quant__block_size(const quant_ckpt *q, int32_t *bn, int32_t *bk, err *e);
 int quant__scaled_finish(quant_ckpt *q, err *e);
 /* "FP8", {"num_bits": 8, "type": "float"} or null: the KV axis; what is not run gives a warning. */
 int quant__kv_word(quant_ckpt *q, const json *v, err *e);
+/* The scheme that holds these axes, or NULL; and the refusal that says what the dialect holds. */
+const quant__scheme *quant__scheme_for(const quant__scheme *list, int n, const qspec *s);
+int quant__no_scheme(const char *dialect, const char *module, const qspec *s, const char *holds,
+                     err *e);
+int quant__scaled_store(ckpt_writer *w, const char *module, const char *dialect,
+                        const quant__scheme *s, const qtensor *t, num_dtype model_dtype, err *e);
 #endif
