@@ -567,29 +567,77 @@ int ckpt_tokenizer_config(const ckpt *c, buf *out, err *e)
                       : side_text(c, "tokenizer_config.json", out, e);
 }
 
-/* chat_template.jinja wins over tokenizer_config.json's chat_template, which is a string or a list
- * of {name, template} whose "default" is taken. */
-int ckpt_chat_template(const ckpt *c, buf *out, err *e)
+/* ---- chat templates ---- */
+
+/* A template among named ones; *any says that there are some, under whatever names. */
+static void pick_named(const json *t, const char *name, bool *any, buf *out)
 {
-    if (c->is_gguf) return ckpt__gguf_template(c, out, e);
-    int rc = side_text(c, "chat_template.jinja", out, e);
-    if (rc < 0 || out->len) return rc;
-    char *p = ckpt_side_file(c, "tokenizer_config.json");
-    json *j = NULL;
-    if (p) rc = json_parse_file(&j, p, e);
-    free(p);
-    const json *t = json_get(j, "chat_template");
-    if (cJSON_IsString(t))
-        buf_puts(out, t->valuestring);
-    else if (cJSON_IsArray(t)) {
-        const json *pick = t->child;
-        for (const json *v = t->child; v; v = v->next) {
-            const json *name = json_get(v, "name");
-            if (cJSON_IsString(name) && !strcmp(name->valuestring, "default")) pick = v;
-        }
-        const json *text = json_get(pick, "template");
-        if (cJSON_IsString(text)) buf_puts(out, text->valuestring);
+    bool list = cJSON_IsArray(t);
+    if (cJSON_IsString(t)) {
+        *any = true;
+        if (!strcmp(name, "default")) buf_puts(out, t->valuestring);
     }
+    for (const json *v = list || cJSON_IsObject(t) ? t->child : NULL; v; v = v->next) {
+        const json *key = list ? json_get(v, "name") : NULL,
+                   *text = list ? json_get(v, "template") : v;
+        const char *is = list ? (cJSON_IsString(key) ? key->valuestring : "") : v->string;
+        if (!cJSON_IsString(text)) continue;
+        *any = true;
+        if (!strcmp(is, name)) {
+            buf_clear(out);
+            buf_puts(out, text->valuestring);
+        }
+    }
+}
+
+static int from_json(const ckpt *c, const char *file, const char *name, bool *any, buf *out, err *e)
+{
+    char *p = ckpt_side_file(c, file);
+    json *j = NULL;
+    int rc = p ? json_parse_file(&j, p, e) : 0;
+    free(p);
+    if (rc >= 0) pick_named(json_get(j, "chat_template"), name, any, out);
     json_drop(j);
     return rc;
+}
+
+/* chat_template.jinja is "default", additional_chat_templates/NAME.jinja are the others. */
+static int from_files(const ckpt *c, const char *name, bool *any, buf *out, err *e)
+{
+    char *dir = file_join(ckpt_path(c), "additional_chat_templates"), **names = NULL;
+    char *wanted = xasprintf("additional_chat_templates/%s.jinja", name);
+    size_t n = 0;
+    int rc = side_text(c, "chat_template.jinja", out, e);
+    bool is_default = !strcmp(name, "default");
+    *any = out->len > 0;
+    if (!is_default) buf_clear(out);
+    if (rc >= 0 && file_is_dir(dir)) rc = file_list(dir, &names, &n, e);
+    for (size_t i = 0; i < n; i++) {
+        size_t k = strlen(names[i]);
+        *any = *any || (k > 6 && !strcmp(names[i] + k - 6, ".jinja"));
+    }
+    if (rc >= 0 && *any && !out->len) rc = side_text(c, wanted, out, e);
+    file_list_free(names, n);
+    free(dir);
+    free(wanted);
+    return rc;
+}
+
+int ckpt_chat_template_named(const ckpt *c, const char *name, buf *out, err *e)
+{
+    bool any = false;
+    bool is_default = !strcmp(name, "default");
+    if (c->is_gguf) return is_default ? ckpt__gguf_template(c, out, e) : 0;
+    int rc = from_files(c, name, &any, out, e);
+    if (rc >= 0 && !any) rc = from_json(c, "tokenizer_config.json", name, &any, out, e);
+    if (rc >= 0 && !any) rc = from_json(c, "chat_template.json", name, &any, out, e);
+    if (rc >= 0 && any && is_default && !out->len)
+        buf_puts(out, "{{ raise_exception('this model has several chat templates and none is named "
+                      "default; choose one with --chat-template FILE') }}");
+    return rc;
+}
+
+int ckpt_chat_template(const ckpt *c, buf *out, err *e)
+{
+    return ckpt_chat_template_named(c, "default", out, e);
 }

@@ -36,9 +36,12 @@ static int open_text(engine *en, err *e)
         TRY(file_read_all(&tmpl, en->o.chat_template, 16 << 20, e));
     else
         TRY(ckpt_chat_template(en->c, &tmpl, e));
-    if (tmpl.len)
-        TRY(chat_template_open(&en->chat, tmpl.data, tmpl.len,
-                               en->o.chat_template ? en->o.chat_template : ckpt_path(en->c), e));
+    const char *from = en->o.chat_template ? en->o.chat_template : ckpt_path(en->c);
+    if (tmpl.len) TRY(chat_template_open(&en->chat, tmpl.data, tmpl.len, from, e));
+    buf_clear(&tmpl);
+    if (en->chat && !en->o.chat_template)
+        TRY(ckpt_chat_template_named(en->c, "tool_use", &tmpl, e));
+    if (tmpl.len) TRY(chat_template_add_tools(en->chat, tmpl.data, tmpl.len, from, e));
 out:
     free(where);
     buf_free(&js);

@@ -160,6 +160,27 @@ enum MHD_Result serve__detokenize(exchange *x)
     return rc < 0 ? serve__reply_fault(x, &f) : serve__reply_json(x, 200, &out);
 }
 
+/* As tokenizer_config.json has it: a text, or with a second one for tools a list of both. */
+static void write_chat_template(jw *w, const chat_template *c)
+{
+    const char *tools = c ? chat_template_tools_text(c) : NULL;
+    if (!tools) {
+        jw_kstr(w, "chat_template", c ? chat_template_text(c) : NULL);
+        return;
+    }
+    const char *const names[] = {"default", "tool_use"};
+    const char *const texts[] = {chat_template_text(c), tools};
+    jw_key(w, "chat_template");
+    jw_arr(w);
+    for (int i = 0; i < 2; i++) {
+        jw_obj(w);
+        jw_kstr(w, "name", names[i]);
+        jw_kstr(w, "template", texts[i]);
+        jw_end_obj(w);
+    }
+    jw_end_arr(w);
+}
+
 /* What evaluation harnesses ask of a remote tokenizer. */
 enum MHD_Result serve__tokenizer_info(exchange *x)
 {
@@ -181,6 +202,7 @@ enum MHD_Result serve__tokenizer_info(exchange *x)
     jw_ki64(&w, "vocab_size", tokenizer_size(t));
     jw_ki64(&w, "model_max_length", x->s->max_len);
     jw_kbool(&w, "add_bos_token", tokenizer_adds_bos(t));
+    write_chat_template(&w, engine_chat(x->s->en));
     jw_end_obj(&w);
     return serve__reply_json(x, 200, &out);
 }

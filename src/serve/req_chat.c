@@ -2,8 +2,8 @@
  * encoded. What a template can take (parts or strings, role developer, arguments as objects) is the
  * template's business: chat_render brings messages into its form.
  *
- * continue_final_message renders without a generation prompt and cuts right after the last
- * message's text, so that the model goes on writing it. */
+ * continue_final_message renders without a generation prompt and ends right after the last
+ * message's text (chat_render_continued), so that the model goes on writing it. */
 #include "serve/serve_int.h"
 #include "text/literal.h"
 #include <string.h>
@@ -138,14 +138,6 @@ static int make_extra(const json *body, json **out, fault *f)
 /* ---- rendering ----------------------------------------------------------------------------------
  */
 
-static char *find_last(const buf *in, const char *what, size_t n)
-{
-    if (!n || in->len < n) return NULL;
-    for (size_t i = in->len - n + 1; i-- > 0;)
-        if (!memcmp(in->data + i, what, n)) return in->data + i;
-    return NULL;
-}
-
 static void content_text(const json *message, buf *out)
 {
     const json *c = json_get(message, "content");
@@ -154,55 +146,17 @@ static void content_text(const json *message, buf *out)
         buf_puts(out, json_get(p, "text")->valuestring);
 }
 
-static bool is_space(char c)
-{
-    return c == ' ' || c == '\t' || c == '\r' || c == '\n';
-}
-
-/* Templates often strip a message: its text is looked for without the white space at its ends, and
- * what follows is kept as far as it is that white space. */
-static int cut_after(buf *out, const json *messages, fault *f)
-{
-    const json *last = messages->child;
-    buf text = {0};
-    int rc = 0;
-    while (last->next)
-        last = last->next;
-    content_text(last, &text);
-    size_t lead = 0, n = text.len;
-    while (n && is_space(text.data[n - 1]))
-        n--;
-    while (lead < n && is_space(text.data[lead]))
-        lead++;
-    char *at = n > lead ? find_last(out, text.data + lead, n - lead) : NULL;
-    if (n == lead) {
-        rc = serve__fault_set(f, 400, "continue_final_message",
-                              "'continue_final_message' needs text in the last message.");
-    } else if (!at) {
-        rc = serve__fault_set(f, 400, "continue_final_message",
-                              "The chat template does not repeat the last message as it is, so it "
-                              "cannot be continued.");
-    } else {
-        size_t end = (size_t)(at - out->data) + (n - lead), tail = text.len - n;
-        if (out->len - end >= tail && !memcmp(out->data + end, text.data + n, tail)) end += tail;
-        out->len = end;
-        out->data[end] = 0;
-    }
-    buf_free(&text);
-    return rc;
-}
-
 static int render_continued(const struct server *s, const json *messages, const json *extra,
                             ids *out, fault *f)
 {
     const tokenizer *t = engine_tokenizer(s->en);
     buf text = {0};
     err e = {0};
-    int rc = chat_render(engine_chat(s->en), messages, extra, false, tokenizer_bos_text(t),
-                         tokenizer_eos_text(t), &text, &e);
+    int rc = chat_render_continued(engine_chat(s->en), messages, extra, tokenizer_bos_text(t),
+                                   tokenizer_eos_text(t), &text, &e);
     if (rc < 0)
         serve__fault_err(f, "messages", &e);
-    else if ((rc = cut_after(&text, messages, f)) == 0)
+    else
         rc = serve__encode_text(s, text.data, text.len, false, false, "messages", out, f);
     buf_free(&text);
     return rc < 0 ? -1 : 0;

@@ -69,7 +69,7 @@ int j_step(jrun *r)
 
 int j_work(jrun *r, size_t bytes)
 {
-    r->steps += bytes / 64;
+    r->steps += bytes / 16;
     return j_step(r);
 }
 
@@ -132,6 +132,8 @@ static int assign(jrun *r, const jnode *target, jv v)
         jv ns;
         TRY(j_eval(r, target->a, &ns));
         if (ns.t != J_NS) return j_fail(r, "only a namespace's attributes can be set");
+        if (target->sym->name[0] == '_')
+            return j_fail(r, "a namespace takes no names that begin with '_'");
         j_dict_set(r, ns.dict, j_str(target->sym->name, target->sym->n), v);
     } else {
         jlist *l;

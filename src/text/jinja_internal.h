@@ -5,7 +5,7 @@
  * (jrun) owns everything that it makes: one arena for values and scopes, one output buffer, and
  * the budgets. Values are immutable, except namespaces, so nothing but a namespace can hold itself.
  *
- * Limits: steps (nodes evaluated, elements visited, and one for 64 bytes of a string that is looked
+ * Limits: steps (nodes evaluated, elements visited, and one for 16 bytes of a string that is looked
  * through), depth (of the tree, of calls and of nested values), bytes (of all values made).
  * Whatever multiplies sizes (`*`, range, replace, join) asks j_room before it allocates; the rest
  * is checked at the next step. What ends by a limit says "limit", and r->over keeps lazy values

@@ -276,6 +276,9 @@ out:
 static int fn_namespace(jrun *r, jv self, const jcall *c, jv *out)
 {
     int rc = fn_dict(r, self, c, out);
+    for (size_t i = 0; rc >= 0 && i < out->dict->n; i++)
+        if (out->dict->keys[i].t == J_STR && out->dict->keys[i].n && out->dict->keys[i].s[0] == '_')
+            rc = j_fail(r, "a namespace takes no names that begin with '_'");
     out->t = J_NS;
     return rc;
 }

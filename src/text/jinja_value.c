@@ -583,7 +583,9 @@ jv j_ascii(jrun *r, jv s)
 
 static void repr_char(buf *b, const char *s, int k, uint32_t cp, char quote)
 {
-    if (cp == '\n')
+    if (cp >= ' ' && cp < 0x7f && cp != '\\' && cp != (uint32_t)quote)
+        buf_putc(b, (char)cp);
+    else if (cp == '\n')
         buf_puts(b, "\\n");
     else if (cp == '\r')
         buf_puts(b, "\\r");
@@ -671,6 +673,7 @@ int j_repr(jrun *r, buf *b, jv v, int depth)
         j_print_float(b, v.f);
         return 0;
     case J_STR:
+        if ((rc = j_work(r, v.n)) < 0) return rc;
         if (v.safe) buf_puts(b, "Markup(");
         repr_str(b, v);
         if (v.safe) buf_putc(b, ')');
@@ -688,7 +691,7 @@ int j_repr(jrun *r, buf *b, jv v, int depth)
         buf_printf(b, "<LoopContext %zu/%zu>", v.loop->index + 1, v.loop->items->n);
         return 0;
     case J_NS:
-        buf_puts(b, "<Namespace ");
+        buf_puts(b, "<TemplateNamespace ");
         rc = repr_items(r, b, (jv){.t = J_DICT, .dict = v.dict}, depth);
         buf_puts(b, ">");
         return rc;

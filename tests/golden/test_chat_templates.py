@@ -19,9 +19,10 @@ import sys
 import unicodedata
 
 from jinja2 import nodes
-from jinja2.exceptions import TemplateError
+from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
@@ -64,11 +65,32 @@ def tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False)
     return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
+class TemplateNamespace(Namespace):
+    """transformers' own: no names that begin with an underscore."""
+
+    def __init__(*args, **kwargs):
+        self, args = args[0], args[1:]
+        attrs = dict(*args, **kwargs)
+        for name in attrs:
+            TemplateNamespace.check(name)
+        Namespace.__init__(self, attrs)
+
+    def __setitem__(self, name, value):
+        TemplateNamespace.check(name)
+        Namespace.__setitem__(self, name, value)
+
+    @staticmethod
+    def check(name):
+        if isinstance(name, str) and name.startswith("_"):
+            raise SecurityError(name)
+
+
 def environment():
     env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
     env.filters["tojson"] = tojson
     env.globals["raise_exception"] = raise_exception
     env.globals["strftime_now"] = strftime_now
+    env.globals["namespace"] = TemplateNamespace
     return env
 
 
@@ -375,7 +397,7 @@ class Maker:
         r = self.r
         k = r.random()
         if k < 0.05:
-            return self.pick(["missing", "nil", "d1.nope", "l1[50]", "l1.x", "d3.a.b", "missing.x", "none", "loop", "namespace(a=1)",
+            return self.pick(["missing", "nil", "d1.nope", "l1[50]", "l1.x", "d3.a.b", "missing.x", "none", "loop", "namespace(a=1).a", "namespace(_a=1)", "namespace(a=1) == 1",
                               "cycler(1, 2).next()", "joiner()()", "range(3)", "l1|map('string')", "cycler('q').current", "(missing)", "not nil"])
         if k < 0.13:
             return "%s[%s]" % (self.pick([self.list(d - 1), self.dict(d - 1)]), self.index(d - 1))

@@ -185,6 +185,33 @@ int chat_render(const chat_template *t, const json *messages, const json *extra,
     return 0;
 }
 
+int chat_render_continued(const chat_template *t, const json *messages, const json *extra,
+                          const char *bos, const char *eos, buf *out, err *e)
+{
+    int rc = chat_render(t, messages, extra, false, bos, eos, out, e);
+    const json *last = messages->child;
+    while (last->next)
+        last = last->next;
+    const json *text = json_get(last, "content");
+    if (rc < 0) return rc;
+    if (!cJSON_IsString(text) || !text->valuestring[0])
+        return err_set(e, ERR_VALUE, "'continue_final_message' needs text in the last message");
+    out->data[--out->len] = 0; /* the line end behind the last message */
+    return 0;
+}
+
+const char *chat_template_text(const chat_template *t)
+{
+    (void)t;
+    return "the template";
+}
+
+const char *chat_template_tools_text(const chat_template *t)
+{
+    (void)t;
+    return NULL;
+}
+
 int engine_chat_ids(const engine *en, const json *messages, const json *extra,
                     bool generation_prompt, ids *out, err *e)
 {
