@@ -111,7 +111,7 @@ static int check(const sink *k, err *e)
     const qaxis *a = &t->spec.a;
     unsigned can = QUANT_CAN_ACT | (k->s->global ? QUANT_CAN_GLOBAL : 0u) |
                    (k->s->flags & SCHEME_WRITE_PRE ? QUANT_CAN_PRE : 0u);
-    if (!(k->s->flags & ~SCHEME_FREE_BLOCK)) can |= QUANT_CAN_EXPERTS;
+    if (k->s->flags == 0 || k->s->flags == SCHEME_FREE_BLOCK) can |= QUANT_CAN_EXPERTS;
     int rc = quant__storable(t, k->module, k->dialect, can, e);
     if (rc < 0) return rc;
     bool fixed = k->s->input && a->gran == Q_TENSOR && !a->dynamic;
