@@ -31,6 +31,8 @@ REGISTRIES = {          # table -> what proves that tests walk it: its name in a
     "num_infos": "element types", "qspec_presets": "presets", "gguf_types": "GGUF block types",
     "kern_linear_rows": "linear kernels", "kern_op_rows": "operator kernels", "kv_formats": "KV formats",
     "quant_dialects": "dialects", "quant_algos": "algorithms", "arch_rows": "architectures",
+    "tok__models": "tokenizer models", "tok__normalizers": "normalizers", "tok__pretokenizers": "pre-tokenizers",
+    "tok__decoders": "decoders", "tok__postprocessors": "post-processors",
     "serve__routes": "routes", "eval__tasks": "task types", "commands": "commands",
 }
 

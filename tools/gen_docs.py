@@ -48,6 +48,13 @@ for f in sorted(os.listdir("src/quant")):
         v = strings(m)
         s.append(f"| {v[0]} | {v[1] if len(v) > 1 else ''} |")
 s += ["", "## GGUF block types (read)", "", ", ".join(re.findall(r'\{\d+, "(\w+)"', read("src/ckpt/gguf_types.c"))), ""]
+s += ["## Pieces of tokenizer.json", "", "| piece | types |", "|---|---|"]
+for title, f in (("normalizers", "normalize"), ("pre-tokenizers", "split"), ("decoders", "decode"), ("post-processors", "post")):
+    rows = re.search(r"tok_stage_kind kinds\[\] = \{(.*?)\n\};", read(f"src/text/tok_{f}.c"), re.S)
+    types = re.findall(r'[.]type = "(\w+)"', rows.group(1))
+    s.append(f"| {title} | {', '.join(types)} |")
+models = sorted(m for f in os.listdir("src/text") for m in re.findall(r'const tok_model_kind tok__\w+ = \{"(\w+)"', read("src/text/" + f)))
+s += [f"| models | {', '.join(models)} |", ""]
 made["docs/SUPPORT.md"] = "\n".join(s) + "\n"
 for path, text in made.items():
     if "--check" not in sys.argv:

@@ -55,7 +55,8 @@ int ckpt_chat_template(const ckpt *c, buf *out, err *e);
 /* A model may have several templates, by name; requests with tools use "tool_use" if it is there.
  * As in transformers: chat_template.jinja and additional_chat_templates/NAME.jinja win over
  * tokenizer_config.json (a text, {name: text}, or a list of {name, template}), and that over
- * chat_template.json. Where no template is the default, one that refuses every request stands in. */
+ * chat_template.json. Where no template is the default, one that refuses every request stands in.
+ */
 int ckpt_chat_template_named(const ckpt *c, const char *name, buf *out, err *e);
 uint64_t ckpt_file_bytes(const ckpt *c); /* sum of weight files */
 /* What tare recorded about where this checkpoint came from (tare_origin in config.json: e.g.

@@ -1,6 +1,6 @@
 /* Driven by test_tokenizers.py: one JSON object a line in, one out.
  *   {"open": PATH, "config": PATH?}  -> {"error": TEXT or null}
- *   {"hex": BYTES, "special": BOOL, "literal": BOOL?}
+ *   {"hex": BYTES, "special": BOOL, "literal": BOOL?, "only_ids"?}
  *                                    -> {"ids", "decoded", "skipped", "streamed"} or {"error"}
  *   {"ids": [...]}                   -> {"decoded", "skipped", "streamed"} */
 #include <stdio.h>
@@ -88,7 +88,7 @@ static void answer(tokenizer **t, const json *q, jw *w)
         for (size_t i = 0; i < l.n; i++)
             jw_i64(w, l.v[i]);
         jw_end_arr(w);
-        write_texts(w, *t, &l);
+        if (!json_get(q, "only_ids")) write_texts(w, *t, &l);
     }
     jw_end_obj(w);
     buf_free(&text);
