@@ -78,14 +78,13 @@ static const char *judge(const kern_linear_row *r, uint32_t features, const kern
     kern_wshape w;
     kern__wshape_of(d->shard[shard], &w);
     const char *why = NULL;
-    if (r->layout && layout && strcmp(r->layout, layout))
-        return "weights are held in another layout";
     if (r->layout) {
         const kern__layout *l = kern__layout_by_name(r->layout);
         why = l->refuse(&w);
         if (!why && d->shard[shard]->g_idx && !w.w.actorder) why = "group index without act-order";
         if (!why && d->shard[shard]->flat) why = "blocks cross rows";
         if (!why && d->shard[shard]->E > 1) why = "nested experts";
+        if (!why && layout && strcmp(r->layout, layout)) why = "weights are held in another layout";
     }
     if (!why) why = lacks(r->needs, features);
     if (!why && r->refuse) why = r->refuse(d, shard, bucket);
@@ -104,6 +103,7 @@ static const kern_linear_row *choose(uint32_t features, const kern_linear_desc *
         if (!why) return r;
         if (n && strcmp(why, "other code width")) note(n, r->name, why);
     }
+    if (n && !n->len) note(n, num_infos[w.code].name, "no layout holds it");
     return &kern__row_ref;
 }
 
@@ -208,7 +208,7 @@ out:
 }
 
 static int make_shard(kern_dev *d, const kern_linear_desc *desc, int i, struct kern_shard *s,
-                      err *e)
+                      notes *n, err *e)
 {
     int rc = 0;
     const qtensor *q = desc->shard[i];
@@ -218,8 +218,11 @@ static int make_shard(kern_dev *d, const kern_linear_desc *desc, int i, struct k
     if (q->g_idx && strcmp(s->layout->name, "canonical") &&
         sort_columns(q, &s->perm, desc->name, &ignored) < 0) {
         s->layout = kern__layout_by_name("canonical"); /* the twin indexes groups as they are */
-        for (int b = 0; b < KERN_BUCKETS; b++)
+        for (int b = 0; b < KERN_BUCKETS; b++) {
+            if (s->row[b] != &kern__row_ref)
+                note(&n[b], s->row[b]->name, "groups of g_idx differ in size");
             s->row[b] = &kern__row_ref;
+        }
     }
     s->bytes = s->layout->bytes(&s->w);
     TRY(kern_alloc(d, &s->prep, s->bytes, e));
@@ -303,7 +306,7 @@ static int make(kern_dev *d, const kern_linear_desc *desc, const kern_linear_row
         }
         s->row0 = l->N;
         l->N += desc->shard[i]->N;
-        TRY(make_shard(d, desc, i, s, e));
+        TRY(make_shard(d, desc, i, s, n, e));
         l->bytes += s->bytes;
         for (int b = 0; b < KERN_BUCKETS; b++)
             add_choice(l, s, i, b, &n[b]);

@@ -163,6 +163,9 @@ static void test_actorder(void **state)
     CHECK_OK(kern_linear_make(dev, &d, &l, &e));
     assert_string_equal(kern_linear_choice(l, 0)->row, "ref");
     assert_true(kern_linear_choice(l, 0)->reference);
+    if (dev->features)
+        assert_non_null(
+            strstr(kern_linear_choice(l, 0)->refused, "groups of g_idx differ in size"));
     unpack_equals(l, &q);
     check_product(dev, l, &d, 3, 2e-6);
     kern_linear_drop(dev, l);
@@ -214,6 +217,89 @@ static void test_predict(void **state)
                 kern_linear_drop(d, l);
                 drop(&q);
             }
+}
+
+/* What checkpoints bring besides codes and scales goes through a fast row where a layout holds it,
+ * else through the twin, and the report says why. */
+typedef struct oddity {
+    const char *name, *scheme, *row, *refused; /* row of an AVX-512 machine */
+    int64_t N, K;
+} oddity;
+
+static void odd_tensor(const oddity *o, qtensor *q, float *table, float *pre, int32_t *idx)
+{
+    weight(q, o->scheme, o->N, o->K);
+    for (int i = 0; i < 16; i++)
+        table[i] = (float)(i * i - 40) / 100;
+    for (int64_t k = 0; k < o->K; k++) {
+        pre[k] = (float)(0.5 + uniform());
+        idx[k] = (int32_t)(k / 32);
+    }
+    if (!strcmp(o->name, "own table")) q->table = table;
+    if (!strcmp(o->name, "input scales")) q->pre_scale = pre;
+    if (!strcmp(o->name, "index without act-order")) q->g_idx = idx;
+    if (!strcmp(o->name, "ranges of global factors")) {
+        static const int64_t rows[] = {0, 5, 37, 50};
+        q->n_global = 3;
+        memcpy(q->global_row, rows, sizeof rows);
+        for (int i = 0; i < 3; i++)
+            q->global[i] = 0.5f + (float)i;
+    }
+    if (!strcmp(o->name, "crossing blocks")) {
+        q->flat = true;
+        q->scale_rows = 1;
+        q->scale_cols = (o->N * o->K + 63) / 64;
+        q->block_n = o->N;
+        q->block_k = 64;
+    }
+    for (int64_t i = 0; q->zeros && i < q->scale_rows * q->scale_cols; i++) {
+        float z = (float)(int)(uniform() * 15) - 7;
+        num_encode_row(q->zero_type, &z, 1,
+                       (char *)(uintptr_t)q->zeros + i * num_infos[q->zero_type].bits / 8);
+    }
+}
+
+static void test_oddities(void **state)
+{
+    (void)state;
+    static const oddity odd[] = {
+        {"own table", "w:nf4,g64", "avx512-w4", NULL, 50, 128},
+        {"table of its type", "w:bnb_fp4,g64", "avx512-w4", NULL, 50, 128},
+        {"input scales", "w:int4,g32", "avx512-w4", NULL, 50, 96},
+        {"ranges of global factors", "w:nvfp4,g16", "avx512-w4", NULL, 50, 96},
+        {"zeros", "w:int4,g32,asym", "avx512-w4", NULL, 50, 96},
+        {"zeros", "w:int8,channel,asym", "avx512-w8", NULL, 50, 96},
+        {"crossing blocks", "w:nf4,b64", "ref", "blocks cross rows", 50, 40},
+        {"index without act-order", "w:int4,g32", "ref", "group index without act-order", 50, 96},
+        {"short group", "w:int4,g36", "ref", "group is no multiple of 8", 50, 90},
+    };
+    for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) {
+        const oddity *o = &odd[i];
+        err e = {0};
+        qtensor q;
+        float table[16], pre[128];
+        int32_t idx[128];
+        kern_linear *l = NULL;
+        odd_tensor(o, &q, table, pre, idx);
+        CHECK_OK(qtensor_check(&q, o->name, &e));
+        kern_linear_desc d = {.name = o->name, .n_shards = 1, .shard = {&q}, .act = KERN_ACT_F32};
+        CHECK_OK(kern_linear_make(dev, &d, &l, &e));
+        for (int b = 0; b < KERN_BUCKETS && (dev->features & CPU_AVX512); b++) {
+            const kern_choice *c = kern_linear_choice(l, b);
+            if (!(dev->features & CPU_AMX_BF16)) assert_string_equal(c->row, o->row);
+            assert_int_equal(c->reference, o->refused != NULL);
+            if (o->refused && !strstr(c->refused, o->refused))
+                fail_msg("%s: refused '%s', expected '%s'", o->name, c->refused, o->refused);
+        }
+        unpack_equals(l, &q);
+        for (size_t b = 0; b < 5; b++)
+            check_product(dev, l, &d, batches[b], 1e-5);
+        kern_linear_drop(dev, l);
+        q.pre_scale = NULL;
+        q.g_idx = NULL;
+        q.table = NULL;
+        drop(&q);
+    }
 }
 
 static void expect_choice(const char *scheme, kern_act act, int bucket, uint32_t needs,
@@ -310,8 +396,9 @@ int main(void)
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_shards),  cmocka_unit_test(test_actorder),
-        cmocka_unit_test(test_predict), cmocka_unit_test(test_choices),
-        cmocka_unit_test(test_lists),   cmocka_unit_test(test_parse)};
+        cmocka_unit_test(test_predict), cmocka_unit_test(test_oddities),
+        cmocka_unit_test(test_choices), cmocka_unit_test(test_lists),
+        cmocka_unit_test(test_parse)};
     int rc = cmocka_run_group_tests(tests, NULL, NULL);
     kern_close(dev);
     kern_close(plain_dev);
