@@ -9,6 +9,7 @@ typedef struct bake_opts {
     const char *model, *out;
     const char *scheme;
     const char *algo; /* "rtn" */
+    const char *to;   /* dialect to write; NULL or "" = the first that has words for the scheme */
     const char *const *ignore;
     int n_ignore; /* exact or re: names, added to the defaults */
     bool overwrite, strict;

@@ -55,10 +55,14 @@ static int check_scheme(work *k, err *e)
     buf b = {0};
     if (rc < 0) return rc;
     k->algo = quant_algo_by_name(k->o->algo && *k->o->algo ? k->o->algo : "rtn");
-    k->dialect = writer_of(s);
+    const char *to = k->o->to && *k->o->to ? k->o->to : NULL;
+    k->dialect = to ? quant_dialect_by_name(to) : writer_of(s);
     qspec_format(s, &b);
     snprintf(k->r->scheme, sizeof k->r->scheme, "%s", b.data);
-    if (!k->algo)
+    if (!k->dialect || !k->dialect->store)
+        rc = err_set(e, ERR_USAGE, "--to %s: no dialect that is written; see `tare help quantize`",
+                     to);
+    else if (!k->algo)
         rc = err_set(e, ERR_USAGE, "--algo %s: unknown; this version has rtn", k->o->algo);
     else if (!qaxis_quantized(&s->w))
         rc = err_set(
@@ -178,7 +182,8 @@ static int quantize_module(work *k, bake_mod *m, err *e)
     if (k->spec.w.scale == QS_NVFP4) TRY(fused_amax(k, m, &st.fused_amax, e));
     TRY(mem_alloc_huge((void **)&w, (size_t)(m->N * m->K) * sizeof *w, e));
     TRY(bake__load(k->tm, k->c, m, w, e));
-    TRY(k->algo->quantize(w, m->N, m->K, &k->spec, m->dtype, &st, &t, e));
+    TRY(k->algo->quantize(w, m->N, m->K, &k->spec, k->dialect->f16_scales ? NUM_F16 : m->dtype, &st,
+                          &t, e));
     mem_rss_sample();
     mem_free(w);
     w = NULL;
@@ -225,6 +230,8 @@ static int write_config(work *k, err *e)
     jw j;
     jw_init(&j, &quant, 0);
     TRY(k->dialect->emit_config(&j, &k->spec, k->list.ignore, k->list.n_ignore, e));
+    if (k->dialect->side_config)
+        TRY(ckpt_writer_file(k->w, k->dialect->side_config, quant.data, quant.len, e));
     bake__origin(k->c, &origin);
     TRY(bake__config(k->c, quant.data, NUM_NONE, &k->tie, origin.data, &cfg, e));
     TRY(ckpt_writer_finish(k->w, cfg.data, e));

@@ -194,8 +194,11 @@ int bake__verify(const char *dir, ckpt *src, const bake_list *l, const uint64_t 
     progress_start(&p, "verify", (uint64_t)l->n);
     TRY(ckpt_open(&c, dir, e));
     TRY(quant_open(&q, c, e));
-    for (int i = 0; i < q->n_groups; i++)
-        counts |= qaxis_equal(&q->groups[i].spec.w, &s->w) && q->groups[i].hits == l->n;
+    for (int i = 0; i < q->n_groups; i++) {
+        qaxis w = q->groups[i].spec.w;
+        w.asym = w.asym && s->w.asym; /* awq has zero points always, symmetric ones too */
+        counts |= qaxis_equal(&w, &s->w) && q->groups[i].hits == l->n;
+    }
     if (!counts) {
         rc = err_set(e, ERR_FORMAT, "%s: the config read back describes another scheme", dir);
         goto out;

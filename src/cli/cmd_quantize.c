@@ -90,6 +90,7 @@ int cmd_quantize(const opts *o, err *e)
     bake_opts b = {.out = o->v[OPT_out].s,
                    .scheme = o->v[OPT_scheme].s,
                    .algo = o->v[OPT_algo].s,
+                   .to = o->v[OPT_to].s,
                    .ignore = o->v[OPT_ignore].list,
                    .n_ignore = o->v[OPT_ignore].n_list,
                    .overwrite = o->v[OPT_overwrite].given,

@@ -60,6 +60,7 @@ static const quant_dialect dialect_gptq = {
     .emit_config = quant__gptq_emit_config,
     .emit_modules = quant__gptq_emit_modules,
     .side_config = "quantize_config.json",
+    .f16_scales = true,
 };
 static const quant_dialect dialect_awq = {
     .name = "awq",
@@ -72,6 +73,7 @@ static const quant_dialect dialect_awq = {
     .arith = quant__f16_arith,
     .store = quant__awq_store,
     .emit_config = quant__awq_emit_config,
+    .f16_scales = true,
 };
 static const quant_dialect dialect_autoround = {
     .name = "auto-round",

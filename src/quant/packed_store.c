@@ -188,17 +188,29 @@ out:
     return rc;
 }
 
-static int emit_check(const qspec *s, const char *dialect, err *e)
+/* Before any work: what a scheme asks for that the dialect has no words for. */
+static int emit_check(const qspec *s, const char *dialect, bool gptq, err *e)
 {
-    qgran g = s->w.gran;
-    if (num_infos[s->w.type].kind != 'I' || (g != Q_CHANNEL && g != Q_GROUP))
-        return err_set(e, ERR_UNSUPPORTED, "%s holds integer weights with scales of rows or groups",
-                       dialect);
-    if (s->a.gran == Q_NONE && !qaxis_quantized(&s->kv)) return 0;
-    return err_set(e, ERR_UNSUPPORTED,
-                   "%s has no words for quantized activations or KV caches (choose the latter when "
-                   "serving: --kv-cache-dtype)",
-                   dialect);
+    buf text = {0};
+    const qaxis *w = &s->w;
+    int bits = num_infos[w->type].bits;
+    bool width = num_infos[w->type].kind == 'I' &&
+                 (bits == 4 || (gptq && (bits == 2 || bits == 3 || bits == 8)));
+    const char *why = !width ? (gptq ? "weights other than integers of 2, 3, 4 or 8 bits"
+                                     : "weights other than integers of 4 bits")
+                      : w->scale != QS_FLOAT || (w->gran != Q_GROUP && w->gran != Q_CHANNEL)
+                          ? "scales that are not one a group or one a row"
+                      : w->actorder && !gptq ? "an order of columns"
+                      : s->a.gran != Q_NONE  ? "quantized activations"
+                      : qaxis_quantized(&s->kv)
+                          ? "a quantized KV cache (choose it when serving: --kv-cache-dtype)"
+                          : NULL;
+    if (!why) return 0;
+    qspec_format(s, &text);
+    int rc =
+        err_set(e, ERR_UNSUPPORTED, "scheme '%s': %s has no words for %s", text.data, dialect, why);
+    buf_free(&text);
+    return rc;
 }
 
 /* "re:X" as X, a name as ^name$ with its dots escaped. */
@@ -290,7 +302,7 @@ int quant__gptq_emit_modules(jw *j, const quant_written *m, int n, const qaxis *
     for (int i = 0; i < n; i++) {
         qspec s = m[i].spec;
         s.kv = *kv;
-        int rc = emit_check(&s, "gptq", e);
+        int rc = emit_check(&s, "gptq", true, e);
         if (rc < 0) return rc;
         order |= s.w.actorder;
         if (s.w.asym != top->asym)
@@ -393,11 +405,8 @@ out:
 
 int quant__awq_emit_config(jw *j, const qspec *s, char *const *ignore, int n_ignore, err *e)
 {
-    int rc = emit_check(s, "awq", e);
+    int rc = emit_check(s, "awq", false, e);
     if (rc < 0) return rc;
-    if (s->w.type != NUM_I4 || s->w.actorder)
-        return err_set(e, ERR_UNSUPPORTED,
-                       "awq is written with integers of 4 bits in the order of the columns only");
     for (int i = 0; i < n_ignore; i++)
         if (!strncmp(ignore[i], "re:", 3))
             return err_set(e, ERR_UNSUPPORTED,

@@ -99,6 +99,7 @@ struct quant_dialect {
     int (*emit_modules)(jw *j, const quant_written *m, int n, const qaxis *kv, char *const *ignore,
                         int n_ignore, err *e);
     bool plain_transposed;   /* unquantized, its stacks of experts are [E, K, N] */
+    bool f16_scales;         /* its float scales are F16 whatever the model's type */
     const char *side_config; /* file that repeats the config, for old readers; or NULL */
 };
 extern const quant_dialect *const quant_dialects[];
