@@ -1,9 +1,9 @@
 /* Experts: E linears of one shape, of which a step uses some, each on its own slots, as one
  * product.
  *
- * A piece is one expert and at most KERN_MROWS of its slots; it runs by the rows that this expert
- * chose for the bucket of all its slots, so that the numbers are those of kern_linear_run. Pieces
- * are taken in waves of at most KERN_MROWS slots, and in a wave
+ * A piece is one expert and some of its slots; it runs by the rows that this expert chose for the
+ * bucket of all its slots, so that the numbers are those of kern_linear_run. Pieces are taken in
+ * waves of as many slots as the scratch has room for, and in a wave
  *
  *   tokens    (first wave only) inputs of tokens prepared once, where all experts treat them alike
  *             and more slots than tokens want them
@@ -14,8 +14,10 @@
  * prepared by every thread for itself, without a barrier: decode of one token waits only at its
  * end.
  *
- * Scratch: KERN_MROWS tokens and as many slots, grown when the experts are made. Experts whose
- * shards treat their input differently, or are cut differently, run one after the other. */
+ * Scratch: KERN_MROWS tokens and slots together, that of a linear and a little for each piece,
+ * grown when the experts are made. Steps of more than half as many tokens prepare each slot.
+ * Experts whose shards treat their input differently, or are cut differently, run one after the
+ * other. */
 #include <stdlib.h>
 #include <string.h>
 #include "kern/ops.h"
@@ -46,8 +48,9 @@ typedef struct experts_job {
     int64_t ldy, tokens;
     const kern__act_plan *token_plan; /* NULL: every slot for itself */
     int token_alike;
-    bool alone; /* every thread prepares its own */
-    int next;   /* item of the wave, taken by atomic increments */
+    bool alone;   /* every thread prepares its own */
+    int32_t room; /* slots of a wave */
+    int next;     /* item of the wave, taken by atomic increments */
 } experts_job;
 
 /* ---- making -----------------------------------------------------------------------------------*/
@@ -113,7 +116,7 @@ int kern_experts_make(kern_dev *d, kern_linear **expert, int E, kern_experts **o
         x->grouped = x->grouped && one_input(expert[i]) && panels_of(expert[i]) == x->panels;
     for (int b = 0; b < KERN_BUCKETS; b++)
         x->alike[b] = alike(x, b);
-    TRY(kern__grow(d, 2 * KERN_MROWS * row_bytes(x->Kp), kern__part_bytes(x->Kp), e));
+    TRY(kern__grow(d, KERN_MROWS * row_bytes(x->Kp), kern__part_bytes(x->Kp), e));
     *out = x;
     x = NULL;
 out:
@@ -150,8 +153,8 @@ static int next_wave(const experts_job *j, int *e, int32_t *from, piece *p)
     for (; *e < j->x->E; (*e)++, *from = 0) {
         int32_t all = j->first[*e + 1] - j->first[*e];
         while (*from < all) {
-            int32_t take = all - *from < KERN_MROWS ? all - *from : KERN_MROWS;
-            if (used + take > KERN_MROWS) return n;
+            int32_t take = all - *from < j->room ? all - *from : j->room;
+            if (used + take > j->room) return n;
             int b = kern_bucket(all);
             bool token = j->token_plan && j->x->alike[b] == j->token_alike;
             p[n++] = (piece){*e, b, j->first[*e] + *from, take, used, token};
@@ -302,10 +305,11 @@ static void choose_tokens(experts_job *j)
     }
     for (int b = 1; b < KERN_BUCKETS; b++)
         best = slots[b] > slots[best] ? b : best;
-    if (!j->row || tokens > KERN_MROWS || slots[best] <= tokens) return;
+    if (!j->row || tokens > KERN_MROWS / 2 || slots[best] <= tokens) return;
     j->tokens = tokens;
     j->token_plan = &x->expert[0]->shard[0].plan[best];
     j->token_alike = best;
+    j->room -= (int32_t)tokens;
 }
 
 static void run_apart(kern_dev *d, const kern_experts *x, const float *in, int64_t ldin,
@@ -324,6 +328,7 @@ void kern_experts_run(kern_dev *d, const kern_experts *x, const float *in, int64
 {
     experts_job j = {
         .d = d, .x = x, .in = in, .ldin = ldin, .row = row, .first = first, .y = y, .ldy = ldy};
+    j.room = KERN_MROWS;
     if (!x->grouped) {
         run_apart(d, x, in, ldin, row, first, y, ldy);
         return;

@@ -84,7 +84,9 @@ const kern_choice *kern_linear_choice(const kern_linear *l, int bucket);
 /* Prepared bytes of an [N,K] weight of this spec, without data: for the planner. */
 size_t kern_linear_predict_bytes(uint32_t features, const qspec *s, num_dtype plain, kern_act act,
                                  int64_t N, int64_t K);
-/* Scratch that a step of at most T rows needs for the widest K and N; called once at load. */
+/* Scratch that a step of at most max_rows rows (tokens, or slots of experts) needs for the widest K
+ * and N; called once at load. Making a linear or experts reserves what these need themselves, so
+ * that no step allocates. */
 int kern_reserve(kern_dev *d, int64_t max_rows, int64_t max_k, int64_t max_n, err *e);
 size_t kern_reserve_bytes(int64_t max_rows, int64_t max_k, int64_t max_n, int threads);
 
@@ -271,8 +273,9 @@ void kern_experts_drop(kern_dev *d, kern_experts *x);
 size_t kern_experts_bytes(const kern_experts *x);
 const kern_linear *kern_experts_at(const kern_experts *x, int e);
 /* y[i,:] = W_e x[row ? row[i] : i,:] (+ bias_e) for the slots i of each expert e. Each expert sees
- * only its own rows; experts run side by side on the team. n_slots <= max_rows of kern_reserve
- * times top_k. */
+ * only its own rows, in the bucket of their number; experts run side by side on the team, and an
+ * input is prepared once a token where all treat it alike. Each number is that of kern_linear_run
+ * of the expert. Any number of slots. */
 void kern_experts_run(kern_dev *d, const kern_experts *x, const float *in, int64_t ldin,
                       const int32_t *row, const int32_t *first, float *y, int64_t ldy);
 /* out[t,:] = sum_j weight[t,j] * y[slot[t*top_k+j],:], j in order; adds to out when add. */
