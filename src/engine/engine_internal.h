@@ -98,8 +98,12 @@ void engine__finish(engine *en, request *r, finish_reason why, int32_t stop_id,
 bool engine__is_eos(const engine *en, int32_t id);
 /* pages.c */
 void engine__pages_release(engine *en, request *r);
-/* Gives the prefix cache what is computed, if it may be shared. */
+/* Gives the prefix cache what is computed, if it may be shared: before the pages are released; and
+ * early, while the request goes on. */
 void engine__pages_share(engine *en, const request *r);
+void engine__pages_share_early(engine *en, const request *r);
+/* Does it compute its whole prompt, whatever is cached? */
+bool engine__whole_prompt(const request *r);
 /* Pages of the longest cached prefix; sets computed. */
 void engine__pages_match(engine *en, request *r);
 /* Gives back the window pages that what comes next does not see. */

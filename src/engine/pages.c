@@ -43,6 +43,18 @@ void engine__pages_share(engine *en, const request *r)
         kv_radix_insert(en->radix, r->p.cache_salt, r->ids, r->computed, r->pages);
 }
 
+bool engine__whole_prompt(const request *r)
+{
+    return r->p.want & (WANT_LOGITS | WANT_PROMPT_LOGPROBS | WANT_HIDDEN);
+}
+
+void engine__pages_share_early(engine *en, const request *r)
+{
+    /* One that takes nothing from the cache would double what is there and keep it from eviction.
+     */
+    if (!engine__whole_prompt(r)) engine__pages_share(en, r);
+}
+
 void engine__pages_match(engine *en, request *r)
 {
     /* The last token is always computed: its logits are needed. */
@@ -58,7 +70,7 @@ void engine__pages_pass(engine *en, request *r)
     if (!has(en, KV_WINDOW)) return;
     int to = (int)kv_window_start(en->kv.window, en->page_tokens, r->computed);
     if (to <= r->gone) return;
-    engine__pages_share(en, r); /* kept for others as long as there is room */
+    engine__pages_share_early(en, r); /* kept as long as there is room */
     for (; r->gone < to; r->gone++) {
         kv_pool_unref(en->pool, KV_WINDOW, r->pages[KV_WINDOW][r->gone]);
         r->pages[KV_WINDOW][r->gone] = -1;

@@ -11,11 +11,6 @@
 #include "base/log.h"
 #include "engine/engine_internal.h"
 
-static bool wants_all_rows(const request *r)
-{
-    return r->p.want & (WANT_LOGITS | WANT_PROMPT_LOGPROBS | WANT_HIDDEN);
-}
-
 /* ---- queues -------------------------------------------------------------------------------------
  */
 
@@ -99,7 +94,7 @@ static void cancel_running(engine *en)
 static void match_prefix(engine *en, request *r)
 {
     r->rope_key = model_rope_key(en->m, r->n_ids);
-    if (!en->prefix_cache || wants_all_rows(r) || r->rope_key) return;
+    if (!en->prefix_cache || engine__whole_prompt(r) || r->rope_key) return;
     engine__pages_match(en, r);
     if (!r->started) r->cached = r->computed < r->n_prompt ? r->computed : r->n_prompt;
 }
@@ -279,7 +274,7 @@ static bool deliver(engine *en, request *r)
     if (r->computed < r->n_ids) return false;
     if (!r->inserted) {
         /* The prompt is complete: others may share it while this one still runs. */
-        engine__pages_share(en, r);
+        engine__pages_share_early(en, r);
         r->inserted = true;
     }
     if (r->p.max_tokens == 0) {

@@ -41,10 +41,10 @@ void kv_sizes_of(kern_kv_type t, const kv_layer_shape *layers, int n_layers, int
  * computed in one step: all of them; in the window group those that the window - 1 tokens before
  * the chunk and the chunk itself can touch. */
 void kv_pages_held(const kv_sizes *s, int64_t tokens, int64_t chunk, int64_t pages[KV_GROUPS]);
-/* Pages of both groups within `bytes`, so balanced that as many sequences as possible run at full
- * length: those of `seqs` sequences of `context` tokens, or of `tokens` in all; fewer where the
- * bytes end. Returns the positions (pages) of tokens that all sequences together can have; below
- * those of `context`, no sequence can reach it. 0 = not a single page fits. */
+/* Pages of both groups within `bytes`: those of `seqs` sequences of `context` tokens, or of
+ * `tokens` in all; fewer where the bytes end. Returns the positions (pages) of tokens that all
+ * sequences together can have; below those of `context`, no sequence can reach it. 0 = not a page
+ * fits. */
 typedef struct kv_want {
     int64_t context, seqs, chunk;
     int64_t tokens; /* 0 = seqs x context */
@@ -99,8 +99,9 @@ void kv_radix_close(kv_radix *r);
  * caller and written to `pages`, -1 where the window has passed; returns tokens matched. */
 int64_t kv_radix_match(kv_radix *r, uint64_t salt, const int32_t *ids, int64_t n,
                        int64_t max_tokens, int32_t *const pages[KV_GROUPS]);
-/* Gives the tree the whole pages of a finished or running sequence (takes its own references;
- * duplicates are left with the caller). */
+/* Gives the tree the whole pages of a finished or running sequence (takes its own references).
+ * Where it has a page already, that one stays if somebody holds it, and the duplicate is left with
+ * the caller. */
 void kv_radix_insert(kv_radix *r, uint64_t salt, const int32_t *ids, int64_t n,
                      int32_t *const pages[KV_GROUPS]);
 /* Frees pages of the group that only the tree holds until n are freed; returns freed. Full pages go

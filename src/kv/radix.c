@@ -238,6 +238,26 @@ static int64_t held_positions(const kv_radix *r, int64_t n, int32_t *const pages
     return n;
 }
 
+static bool alone(const kv_radix *r, const node *n, int g, int at)
+{
+    return n->pages[g][at] >= 0 && kv__refs(r->pool, g, n->pages[g][at]) == 1;
+}
+
+/* The first k positions of a node, met again by a sequence: its window pages fill what the tree had
+ * lost; its full pages take the place of those that nobody else holds. So a sequence holds every
+ * page of the tree above its own last one, or someone else does, and eviction from the ends of
+ * leaves is never stopped by a page above which only the tree holds others. */
+static void renew(kv_radix *r, node *n, int32_t *const pages[KV_GROUPS], int64_t from, int k)
+{
+    for (int i = 0; r->has[KV_WINDOW] && i < k; i++)
+        if (n->pages[KV_WINDOW][i] < 0) take_page(r, n, KV_WINDOW, i, pages[KV_WINDOW][from + i]);
+    for (int i = 0; r->has[KV_FULL] && i < k; i++)
+        if (alone(r, n, KV_FULL, i)) {
+            give_page(r, n, KV_FULL, i);
+            take_page(r, n, KV_FULL, i, pages[KV_FULL][from + i]);
+        }
+}
+
 void kv_radix_insert(kv_radix *r, uint64_t salt, const int32_t *ids, int64_t n,
                      int32_t *const pages[KV_GROUPS])
 {
@@ -253,9 +273,7 @@ void kv_radix_insert(kv_radix *r, uint64_t salt, const int32_t *ids, int64_t n,
         }
         int k = common(r, c, ids + done * r->pt, left);
         c->used = r->clock;
-        for (int i = 0; r->has[KV_WINDOW] && i < k; i++) /* what the tree had lost */
-            if (c->pages[KV_WINDOW][i] < 0)
-                take_page(r, c, KV_WINDOW, i, pages[KV_WINDOW][done + i]);
+        renew(r, c, pages, done, k);
         if (k < c->n_pos) split(r, c, k);
         done += k;
         left -= k;
@@ -265,11 +283,6 @@ void kv_radix_insert(kv_radix *r, uint64_t salt, const int32_t *ids, int64_t n,
 
 /* ---- eviction -----------------------------------------------------------------------------------
  */
-
-static bool alone(const kv_radix *r, const node *n, int g, int at)
-{
-    return n->pages[g][at] >= 0 && kv__refs(r->pool, g, n->pages[g][at]) == 1;
-}
 
 /* Can this node give a page of the group? */
 static bool can_give(const kv_radix *r, const node *n, int g)

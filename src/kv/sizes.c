@@ -52,44 +52,64 @@ uint64_t kv_bytes_for(const kv_sizes *s, int64_t context, int64_t seqs, int64_t 
     return one * (uint64_t)seqs;
 }
 
-/* Pages of each group for n positions in all, when a sequence has `per` positions and holds at most
- * `held` pages: the window group shrinks with n, but one sequence always fits. */
-static void share(const kv_sizes *s, int64_t n, int64_t per, const int64_t held[KV_GROUPS],
-                  int64_t pages[KV_GROUPS])
+/* Pages of each group for n positions in all, of which window layers need at most `held`. */
+static void share(const kv_sizes *s, int64_t n, int64_t held, int64_t pages[KV_GROUPS])
 {
-    int64_t w = n > per ? n * held[KV_WINDOW] / per : held[KV_WINDOW];
     pages[KV_FULL] = s->group_bytes[KV_FULL] ? n : 0;
-    pages[KV_WINDOW] = s->group_bytes[KV_WINDOW] ? (w < n ? w : n) : 0;
+    pages[KV_WINDOW] = !s->group_bytes[KV_WINDOW] ? 0 : held < n ? held : n;
 }
 
-static bool fits(const kv_sizes *s, uint64_t bytes, const int64_t pages[KV_GROUPS])
+/* What is left of bytes; false: they do not suffice. */
+static bool left_of(const kv_sizes *s, uint64_t *bytes, const int64_t pages[KV_GROUPS])
 {
     for (int g = 0; g < KV_GROUPS; g++) {
         if (!pages[g]) continue;
-        if ((uint64_t)pages[g] > bytes / s->group_bytes[g]) return false;
-        bytes -= (uint64_t)pages[g] * s->group_bytes[g];
+        if ((uint64_t)pages[g] > *bytes / s->group_bytes[g]) return false;
+        *bytes -= (uint64_t)pages[g] * s->group_bytes[g];
     }
     return true;
 }
 
-int64_t kv_pages_fit(const kv_sizes *s, uint64_t bytes, const kv_want *want,
-                     int64_t pages[KV_GROUPS])
+/* Most positions, at most `most`, that fit. */
+static int64_t largest(const kv_sizes *s, uint64_t bytes, int64_t most, int64_t held,
+                       int64_t pages[KV_GROUPS])
 {
-    int64_t pt = s->page_tokens, per = (want->context + pt - 1) / pt, held[KV_GROUPS],
-            most = INT32_MAX / pt < 1 << 26 ? INT32_MAX / pt : 1 << 26, lo = 0, hi = most;
-    kv_pages_held(s, want->context, want->chunk, held);
-    if (want->tokens > 0)
-        hi = want->tokens < most * pt ? (want->tokens + pt - 1) / pt : most;
-    else if (want->seqs < most / per)
-        hi = want->seqs * per;
-    while (lo < hi) { /* the largest n that fits */
+    int64_t lo = 0, hi = most;
+    while (lo < hi) {
         int64_t mid = lo + (hi - lo + 1) / 2;
-        share(s, mid, per, held, pages);
-        if (fits(s, bytes, pages))
+        uint64_t left = bytes;
+        share(s, mid, held, pages);
+        if (left_of(s, &left, pages))
             lo = mid;
         else
             hi = mid - 1;
     }
-    share(s, lo, per, held, pages);
+    share(s, lo, held, pages);
     return lo;
+}
+
+/* A sequence never holds more window pages than full ones, so window pages for all that may run, or
+ * as many as positions, are never what stops one. Only where that leaves no sequence its whole
+ * context are window pages for one enough, and those for others come from what is left. */
+int64_t kv_pages_fit(const kv_sizes *s, uint64_t bytes, const kv_want *want,
+                     int64_t pages[KV_GROUPS])
+{
+    int64_t pt = s->page_tokens, per = (want->context + pt - 1) / pt, one[KV_GROUPS],
+            most = INT32_MAX / pt < 1 << 26 ? INT32_MAX / pt : 1 << 26, n = most;
+    kv_pages_held(s, want->context, want->chunk, one);
+    int64_t held = one[KV_WINDOW],
+            all = held && want->seqs > most / held ? most : want->seqs * held;
+    if (want->tokens > 0)
+        n = want->tokens < most * pt ? (want->tokens + pt - 1) / pt : most;
+    else if (want->seqs < most / per)
+        n = want->seqs * per;
+    int64_t need = per < n ? per : n, got = largest(s, bytes, n, all, pages);
+    if (got >= need) return got;
+    got = largest(s, bytes, need, held, pages);
+    if (got && held && left_of(s, &bytes, pages)) {
+        int64_t more = (int64_t)(bytes / s->group_bytes[KV_WINDOW]),
+                room = (all < got || !s->group_bytes[KV_FULL] ? all : got) - pages[KV_WINDOW];
+        if (room > 0) pages[KV_WINDOW] += more < room ? more : room;
+    }
+    return got;
 }

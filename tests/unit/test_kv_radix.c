@@ -46,6 +46,7 @@ typedef struct world {
     entry list[4096];
     int n_list;
     entry truth[KV_GROUPS][PAGES]; /* what each page was filled with */
+    bool only_tree[PAGES];         /* full pages before an insert */
 } world;
 
 typedef struct held { /* a sequence */
@@ -147,6 +148,8 @@ static void model_insert(world *w, const held *h, int n)
         }
         for (int g = 0; g < KV_GROUPS; g++)
             if (has(w, g) && x->page[g] < 0) x->page[g] = pages[g][p];
+        /* A full page that nobody else holds gives way. */
+        if (has(w, KV_FULL) && w->only_tree[x->page[KV_FULL]]) x->page[KV_FULL] = h->full[p];
     }
 }
 
@@ -228,6 +231,10 @@ static void drop(world *w, held *h)
 static void give_to_tree(world *w, held *h)
 {
     int32_t *pages[KV_GROUPS] = {h->full, h->window};
+    for (int p = 0; p < w->k->pages[KV_FULL]; p++)
+        w->only_tree[p] = kv__refs(w->pool, KV_FULL, p) == 1;
+    for (int p = 0; has(w, KV_FULL) && p < h->n_pos; p++)
+        w->only_tree[h->full[p]] = false;
     kv_radix_insert(w->tree, h->salt, h->ids, h->computed, pages);
     model_insert(w, h, h->computed);
     check(w);
