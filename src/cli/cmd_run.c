@@ -77,7 +77,7 @@ static int encode_turn(const opts *o, engine *en, const json *messages, const ch
         return (literal ? tokenizer_encode_literal : tokenizer_encode)(t, text, strlen(text), true,
                                                                        out, e);
     }
-    if (literal) return literal_chat_ids(engine_chat(en), t, messages, NULL, true, out, e);
+    if (literal) return literal_chat_ids(engine_chat(en), t, messages, NULL, true, false, out, e);
     return engine_chat_ids(en, messages, NULL, true, out, e);
 }
 

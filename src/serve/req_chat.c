@@ -204,20 +204,16 @@ int serve__chat_ids(const struct server *s, const json *body, ids *out, fault *f
     int given = serve__field_bool(body, "add_generation_prompt", &prompt_after, f);
     if (given < 0 || serve__field_bool(body, "continue_final_message", &go_on, f) < 0) return -1;
     if (serve__parse_literal(s, body, &literal, f) < 0) return -1;
-    if (go_on && literal)
-        return serve__fault_set(f, 400, "continue_final_message",
-                                "'continue_final_message' with literal control tokens is not "
-                                "supported: where the last message ends could not be told.");
     if (go_on && given && prompt_after)
         return serve__fault_set(
             f, 400, "continue_final_message",
             "'continue_final_message' and 'add_generation_prompt' exclude each other.");
     int rc = make_extra(body, &extra, f);
-    if (rc == 0 && go_on)
+    if (rc == 0 && go_on && !literal)
         rc = render_continued(s, messages, extra, out, f);
     else if (rc == 0 &&
              (literal ? literal_chat_ids(engine_chat(s->en), engine_tokenizer(s->en), messages,
-                                         extra, prompt_after, out, &e)
+                                         extra, prompt_after, go_on, out, &e)
                       : engine_chat_ids(s->en, messages, extra, prompt_after, out, &e)) < 0)
         rc = serve__fault_err(f, "messages", &e);
     json_drop(extra);

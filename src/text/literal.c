@@ -20,7 +20,8 @@
 
 typedef struct marks {
     const tokenizer *t;
-    bool blot; /* contents become x's */
+    bool prompt, continued; /* how to render */
+    bool blot;              /* contents become x's */
     char **text;
     size_t n, cap;
     err *e;
@@ -79,6 +80,14 @@ static int change_string(marks *m, json *j, bool content)
     return 0;
 }
 
+static bool is_content(const char *key)
+{
+    static const char *const keys[] = {"content", "reasoning_content", "reasoning", "thinking"};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        if (!strcmp(key, keys[i])) return true;
+    return false;
+}
+
 /* Depth is bounded by json_parse. */
 static int change(marks *m, json *j, bool content)
 {
@@ -87,7 +96,7 @@ static int change(marks *m, json *j, bool content)
     for (json *c = j ? j->child : NULL; c && rc == 0; c = c->next) {
         const char *key = cJSON_IsObject(j) ? c->string : "";
         if (!strcmp(key, "role") || !strcmp(key, "type")) continue;
-        rc = change(m, c, content || !strcmp(key, "content") || !strcmp(key, "reasoning_content"));
+        rc = change(m, c, content || is_content(key));
     }
     return rc;
 }
@@ -136,16 +145,17 @@ static int unmark(const marks *m, const char *s, literal_text *l)
 }
 
 static int render(marks *m, const chat_template *c, const json *messages, const json *extra,
-                  bool prompt, ids *out)
+                  ids *out)
 {
     json *msgs = cJSON_Duplicate(messages, 1), *more = extra ? cJSON_Duplicate(extra, 1) : NULL;
     literal_text l = {0};
     buf b = {0};
     int rc;
+    const char *bos = tokenizer_bos_text(m->t), *eos = tokenizer_eos_text(m->t);
     TRY(change(m, msgs, false));
     TRY(change(m, more, false));
-    TRY(chat_render(c, msgs, more, prompt, tokenizer_bos_text(m->t), tokenizer_eos_text(m->t), &b,
-                    m->e));
+    TRY(m->continued ? chat_render_continued(c, msgs, more, bos, eos, &b, m->e)
+                     : chat_render(c, msgs, more, m->prompt, bos, eos, &b, m->e));
     TRY(unmark(m, b.data ? b.data : "", &l));
     TRY(tokenizer_encode_around(m->t, l.text.data, l.text.len, l.ranges, l.n, out, m->e));
 out:
@@ -177,14 +187,15 @@ static bool same_specials(const tokenizer *t, const ids *a, const ids *b)
 }
 
 int literal_chat_ids(const chat_template *c, const tokenizer *t, const json *messages,
-                     const json *extra, bool add_generation_prompt, ids *out, err *e)
+                     const json *extra, bool add_generation_prompt, bool continued, ids *out,
+                     err *e)
 {
-    marks m = {.t = t, .e = e};
+    marks m = {.t = t, .prompt = add_generation_prompt, .continued = continued, .e = e};
     ids got = {0}, blotted = {0};
     int rc;
-    TRY(render(&m, c, messages, extra, add_generation_prompt, &got));
+    TRY(render(&m, c, messages, extra, &got));
     m.blot = true;
-    TRY(render(&m, c, messages, extra, add_generation_prompt, &blotted));
+    TRY(render(&m, c, messages, extra, &blotted));
     if (!same_specials(t, &got, &blotted)) {
         rc = err_set(e, ERR_UNSUPPORTED,
                      "the chat template writes other control tokens for other words, so that those "

@@ -8,9 +8,11 @@
 /* What a request or an option says about control tokens in text: true for "literal", false for
  * "honour"; anything else is ERR_USAGE. */
 int literal_parse(const char *text, bool *literal, err *e);
-/* Ids of the rendered messages (chat_render), nothing added. ERR_UNSUPPORTED where it cannot be
- * told who wrote a token: special tokens that are sought in normalized text, and templates that
- * make other special tokens of other words. ERR_VALUE for text that holds U+FDD0 or U+FDD1. */
+/* Ids of the rendered messages (chat_render, or chat_render_continued), nothing added.
+ * ERR_UNSUPPORTED where it cannot be told who wrote a token: special tokens that are sought in
+ * normalized text, and templates that make other special tokens of other words. ERR_VALUE for text
+ * that holds U+FDD0 or U+FDD1. */
 int literal_chat_ids(const chat_template *c, const tokenizer *t, const json *messages,
-                     const json *extra, bool add_generation_prompt, ids *out, err *e);
+                     const json *extra, bool add_generation_prompt, bool continued, ids *out,
+                     err *e);
 #endif

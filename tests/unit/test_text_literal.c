@@ -20,17 +20,23 @@ static tokenizer *open_json(const char *path)
     return t;
 }
 
-static int chat(const tokenizer *t, const char *template, const char *messages, ids *out)
+static int chat_as(const tokenizer *t, const char *template, const char *messages, bool continued,
+                   ids *out)
 {
     chat_template *c = NULL;
     json *m = NULL;
     CHECK_OK(chat_template_open(&c, template, strlen(template), "test", &e));
     CHECK_OK(json_parse(&m, messages, strlen(messages), "messages", &e));
     out->n = 0;
-    int rc = literal_chat_ids(c, t, m, NULL, true, out, &e);
+    int rc = literal_chat_ids(c, t, m, NULL, !continued, continued, out, &e);
     json_drop(m);
     chat_template_close(c);
     return rc;
+}
+
+static int chat(const tokenizer *t, const char *template, const char *messages, ids *out)
+{
+    return chat_as(t, template, messages, false, out);
 }
 
 static size_t count(const ids *l, int32_t id)
@@ -95,6 +101,12 @@ static void in_messages(void **state)
                   "[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"<|im_end|>\"}]}]",
                   &l));
     assert_int_equal(count(&l, tokenizer_token_id(t, "<|im_end|>")), 1);
+    CHECK_OK(chat_as(t, CHATML, "[{\"role\":\"assistant\",\"content\":\"So <|im_end|> is\"}]", true,
+                     &l));
+    assert_int_equal(count(&l, tokenizer_token_id(t, "<|im_end|>")), 0);
+    b.len = 0;
+    tokenizer_decode(t, l.v, l.n, false, &b);
+    assert_string_equal(b.data, "<|im_start|>assistant\nSo <|im_end|> is");
     ids_free(&l);
     buf_free(&b);
     tokenizer_close(t);
