@@ -15,8 +15,9 @@
 #include <string.h>
 #include "text/tok_internal.h"
 
-#define UNK_PENALTY 10.0
-#define RESET       100000.0f
+#define UNK_PENALTY     10.0
+#define RESET           100000.0f
+#define MAX_PIECE_BYTES 8000 /* bounds the cost of a position; SentencePiece's limit */
 
 typedef struct unigram {
     tok_lexicon *pieces;
@@ -50,6 +51,7 @@ static int load_entry(tok_model *m, unigram *u, const json *c, size_t i, tok_ent
     u->score[i] = score->valuedouble;
     const char *s = name->valuestring;
     size_t n = strlen(s);
+    if (n > MAX_PIECE_BYTES) return bad_entry(i, "is longer than any piece can be", where, e);
     list[i] = (tok_entry){s, n, (int32_t)i};
     return tok__vocab_add_last(&m->vocab, s, n, (int64_t)i, where, e);
 }

@@ -6,10 +6,14 @@
 #include <string.h>
 #include "text/tok_internal.h"
 
+#define MAX_WORD_CHARS 1000000 /* of max_input_chars_per_word */
+
 typedef struct words {
     int32_t unk; /* -1 = none */
-    char *unk_name, *prefix;
-    size_t n_prefix, longest; /* bytes of the prefix and of the longest token */
+    char *unk_name;
+    tok_lexicon *pieces;
+    uint32_t inside; /* node behind the prefix of pieces inside a word, 0 = there are none */
+    bool no_prefix;  /* it is empty: pieces are the same everywhere */
     int64_t max_chars;
 } words;
 
@@ -20,26 +24,40 @@ static int load_common(tok_model *m, words *v, const json *j, const char *unk, c
     if (rc >= 0) rc = tok__load_text(&v->unk_name, j, "unk_token", unk, where, e);
     if (rc < 0) return rc;
     v->unk = tok__vocab_find(&m->vocab, v->unk_name, strlen(v->unk_name));
-    for (size_t i = 0; i < m->vocab.n; i++) {
-        size_t n = 0;
-        if (tok__vocab_name(&m->vocab, (int32_t)i, &n) && n > v->longest) v->longest = n;
-    }
     return 0;
+}
+
+static void make_lexicon(const tok_model *m, words *v, const char *prefix)
+{
+    tok_entry *list = xcalloc(m->vocab.n + 1, sizeof *list);
+    size_t n = 0;
+    for (size_t i = 0; i < m->vocab.n; i++) {
+        tok_entry *t = &list[n];
+        t->s = tok__vocab_name(&m->vocab, (int32_t)i, &t->len);
+        t->value = (int32_t)i;
+        if (t->s) n++;
+    }
+    v->pieces = tok__lexicon_make(list, n);
+    free(list);
+    v->no_prefix = !*prefix;
+    for (const char *p = prefix; *p; p++)
+        if (!(v->inside = tok__lexicon_step(v->pieces, v->inside, (uint8_t)*p))) break;
 }
 
 static int load_wordpiece(tok_model *m, const json *j, const char *where, err *e)
 {
     words *v = m->state = xcalloc(1, sizeof *v);
     v->max_chars = 100;
+    char *prefix = NULL;
     int rc = load_common(m, v, j, "[UNK]", "WordPiece", where, e);
-    if (rc >= 0) rc = tok__load_text(&v->prefix, j, "continuing_subword_prefix", "##", where, e);
     if (rc >= 0) rc = json_get_i64(j, "max_input_chars_per_word", &v->max_chars, where, e);
-    if (rc < 0) return rc;
-    if (v->max_chars < 0)
-        return err_set(e, ERR_FORMAT, "%s: max_input_chars_per_word is %lld; expected 0 or more",
-                       where, (long long)v->max_chars);
-    v->n_prefix = strlen(v->prefix);
-    return 0;
+    if (rc >= 0) rc = tok__load_text(&prefix, j, "continuing_subword_prefix", "##", where, e);
+    if (rc >= 0) make_lexicon(m, v, prefix);
+    free(prefix);
+    if (rc >= 0 && (v->max_chars < 0 || v->max_chars > MAX_WORD_CHARS))
+        return err_set(e, ERR_FORMAT, "%s: max_input_chars_per_word is %lld; expected 0 to %d",
+                       where, (long long)v->max_chars, MAX_WORD_CHARS);
+    return rc < 0 ? rc : 0;
 }
 
 static int load_wordlevel(tok_model *m, const json *j, const char *where, err *e)
@@ -53,7 +71,7 @@ static void words_drop(tok_model *m)
     words *v = m->state;
     if (!v) return;
     free(v->unk_name);
-    free(v->prefix);
+    tok__lexicon_drop(v->pieces);
     free(v);
 }
 
@@ -76,26 +94,19 @@ static bool too_many_chars(const char *s, size_t n, int64_t most)
     return chars > most;
 }
 
-/* Bytes of the longest token that s[at, n) begins with, 0 if none. */
-static size_t longest_piece(const tok_model *m, const words *v, const char *s, size_t n, size_t at,
-                            buf *tmp, int32_t *id)
+/* Bytes of the longest piece that s[0, n) begins with, 0 if none. */
+static size_t longest_piece(const words *v, const char *s, size_t n, bool inside, int32_t *id)
 {
-    size_t skip = at ? v->n_prefix : 0;
-    size_t most = v->longest > skip ? v->longest - skip : 0, k = n - at;
-    if (k > most) k = most;
-    while (k > 0 && at + k < n && ((unsigned char)s[at + k] & 0xC0) == 0x80)
-        k--;
-    buf_clear(tmp);
-    if (skip) buf_add(tmp, v->prefix, skip);
-    buf_add(tmp, s + at, k);
-    while (k > 0) {
-        *id = tok__vocab_find(&m->vocab, tmp->data, skip + k);
-        if (*id >= 0) return k;
-        do
-            k--;
-        while (k > 0 && ((unsigned char)s[at + k] & 0xC0) == 0x80);
+    size_t best = 0;
+    uint32_t at = inside ? v->inside : 0;
+    if (inside && !at && !v->no_prefix) return 0;
+    for (size_t i = 0; i < n && (at = tok__lexicon_step(v->pieces, at, (uint8_t)s[i])); i++) {
+        int32_t value = tok__lexicon_value(v->pieces, at);
+        if (value < 0) continue;
+        best = i + 1;
+        *id = value;
     }
-    return 0;
+    return best;
 }
 
 static int encode_wordpiece(const tok_model *m, tok_work *w, const char *s, size_t n, ids *out,
@@ -105,15 +116,13 @@ static int encode_wordpiece(const tok_model *m, tok_work *w, const char *s, size
     size_t mark = out->n;
     (void)w;
     if (too_many_chars(s, n, v->max_chars)) return add_unknown(v, out, e);
-    buf tmp = {0};
     size_t at = 0;
     for (size_t k; at < n; at += k) {
         int32_t id = -1;
-        k = longest_piece(m, v, s, n, at, &tmp, &id);
+        k = longest_piece(v, s + at, n - at, at > 0, &id);
         if (!k) break;
         ids_push(out, id);
     }
-    buf_free(&tmp);
     if (at == n) return 0;
     out->n = mark;
     return add_unknown(v, out, e);
