@@ -53,8 +53,9 @@ def rms(x):
     return float(np.sqrt(np.mean(np.asarray(x, np.float64) ** 2)))
 
 
-def run(*args):
-    p = subprocess.run([TARE, *args], capture_output=True, text=True)
+def run(*args, poison=None):
+    env = {**os.environ, "MALLOC_PERTURB_": str(poison)} if poison else None
+    p = subprocess.run([TARE, *args], capture_output=True, text=True, env=env)
     return p.returncode, p.stderr.strip()
 
 
@@ -65,11 +66,11 @@ def plain(model, tmp):
     return why if rc else load_file(os.path.join(out, "model.safetensors"))
 
 
-def dump(model, ids, tmp, *options):
+def dump(model, ids, tmp, *options, poison=None):
     with open(os.path.join(tmp, "ids.json"), "w") as f:
         json.dump([[int(i) for i in ids]], f)
     out = os.path.join(tmp, "logits.safetensors")
-    rc, why = run("dump", model, "--tokens", os.path.join(tmp, "ids.json"), "-o", out, *options)
+    rc, why = run("dump", model, "--tokens", os.path.join(tmp, "ids.json"), "-o", out, *options, poison=poison)
     return why if rc else load_file(out)["logits.0"]
 
 
@@ -432,10 +433,10 @@ OWN = {  # name: (quantization_config, packer, activations)
 }
 
 
-def write_own(folder, quant, tensors, side=None):
+def write_own(folder, quant, tensors, side=None, config=CONFIG):
     os.makedirs(folder, exist_ok=True)
     with open(os.path.join(folder, "config.json"), "w") as f:
-        json.dump({**CONFIG, **({"quantization_config": quant} if quant else {})}, f)
+        json.dump({**config, **({"quantization_config": quant} if quant else {})}, f)
     if side:
         with open(os.path.join(folder, "hf_quant_config.json"), "w") as f:
             json.dump(side, f)
@@ -479,6 +480,92 @@ def check_own(name, folder, mean, base, act, tmp):
     far, loss = float(np.quantile([rms(r) for r in have - want], .1)), rms(want - base)
     report(far < .01 * loss and rms(have - want) < loss, "own_%s_logits" % name,
            "%.2e off, the loss is %.2e" % (far, loss))
+    check_heap(name, folder, have, tmp)
+
+
+def check_heap(name, folder, have, tmp):
+    """The heap's content before a load must not show in what is loaded."""
+    ids = np.arange(40) * 7 % 64
+    same = all(np.array_equal(have, dump(folder, ids, tmp, poison=p)) for p in (85, 170))
+    report(same, "own_%s_heap" % name)
+
+
+def check_fused(tmp):
+    """qkv_proj and gate_up_proj as Phi-3 stores them, with one scalar for the whole and with one for each part:
+    the logits are those of the same codes in tensors of their own, whatever the heap holds."""
+    src, p = source_model(), "model.layers.0."
+    sets = {"self_attn.qkv_proj": ["self_attn.%s_proj" % n for n in "qkv"],
+            "mlp.gate_up_proj": ["mlp.gate_proj", "mlp.up_proj"]}
+    parts = [n for names in sets.values() for n in names]
+    phi = {**CONFIG, "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "pad_token_id": 0,
+           "original_max_position_embeddings": 64}
+    ids, folder = np.arange(40) * 7 % 64, os.path.join(tmp, "fused")
+    for name, quant, pack, second in (
+            ("nvfp4", modelopt("NVFP4"), p_nvfp4(input_scale=scalar(.002)), "weight_scale_2"),
+            ("fp8", modelopt("FP8"), p_tensor(input_scale=scalar(S)), "weight_scale")):
+        for one in (True, False):
+            twin, fused_t = {}, {}
+            for n, x in src.items():
+                if not n.endswith("_proj.weight"):
+                    twin[n] = fused_t[n] = x
+                elif n[len(p):-7] not in parts:
+                    d = {n[:-6] + k: v for k, v in pack(x.astype(f32))[0].items()}
+                    twin.update(d)
+                    fused_t.update(d)
+            for whole, names in sets.items():
+                w = [src[p + n + ".weight"].astype(f32) for n in names]
+                packed = [pack(x)[0] for x in w]
+                if one:
+                    all_rows, at = pack(np.concatenate(w))[0], 0
+                    packed = []
+                    for x in w:
+                        packed.append({k: v[at:at + len(x)] if v.ndim else v for k, v in all_rows.items()})
+                        at += len(x)
+                for n, d in zip(names, packed):
+                    twin.update({p + n + "." + k: v for k, v in d.items()})
+                for k, v in packed[0].items():
+                    both = [d[k] for d in packed]
+                    fused_t[p + whole + "." + k] = (np.concatenate(both) if v.ndim else
+                                                    np.array(both) if k == second and not one else v)
+            write_own(folder, quant, twin)
+            want = dump(folder, ids, tmp)
+            write_own(folder, quant, fused_t, config=phi)
+            have = [dump(folder, ids, tmp, poison=x) for x in (None, 85, 170)]
+            which = "fused_%s_%s" % (name, "one_scale" if one else "a_scale_each")
+            if isinstance(want, str) or isinstance(have[0], str):
+                report(False, which, "%s %s" % (want if isinstance(want, str) else "", have[0]))
+                continue
+            report(all(np.array_equal(have[0], h) for h in have), which + "_heap")
+            far = float(np.quantile([rms(r) for r in have[0] - want], .1))
+            report(far < 1e-4 and rms(have[0] - want) < .2 * rms(want), which, "%.2e off" % far)
+
+
+# ---- from one dialect to another ------------------------------------------------------------------------------------
+
+ROUND = [("ct_nvfp4", "modelopt", None), ("deepseek_fp8_block", "compressed-tensors", None),
+         ("modelopt_fp8_kv", "compressed-tensors", None), ("modelopt_fp8_kv", "fp8", "KV"),
+         ("modelopt_int8_sq", "modelopt", None), ("modelopt_int8_sq", "compressed-tensors", "scales the input"),
+         ("modelopt_w4a8_awq", "modelopt", "scales the input"), ("ct_mixed_w4_fp8", "modelopt", None),
+         ("ct_fp8_kv_head", "modelopt", "one scale a tensor"), ("deepseek_fp8_block", "modelopt", "block128x128"),
+         ("modelopt_nvfp4", "compressed-tensors", "reciprocal")]
+
+
+def check_rounds(tmp):
+    out = os.path.join(tmp, "other")
+    for case, to, why in ROUND:
+        folder, name = os.path.join(FIXTURES, case), "%s_to_%s" % (case, to)
+        rc, text = run("convert", folder, "-o", out, "--to", to, "--overwrite")
+        if why or rc:
+            report(bool(why) and rc == 1 and why in text, name, text)
+            continue
+        a, b = plain(folder, tmp), plain(out, tmp)
+        report(not isinstance(b, str) and set(a) == set(b) and all(np.array_equal(a[k], b[k]) for k in a), name,
+               b if isinstance(b, str) else "")
+        if to == "modelopt":
+            with open(os.path.join(out, "hf_quant_config.json")) as f:
+                side = json.load(f)["quantization"]
+            with open(os.path.join(out, "config.json")) as f:
+                report(json.load(f)["quantization_config"]["quant_algo"] == side["quant_algo"], name + "_side_file")
 
 
 def check_all_own(tmp):
@@ -523,6 +610,8 @@ def main():
             if case.startswith(("modelopt", "deepseek", "quark")) and os.path.isdir(folder):
                 check_case(case, folder, source, tmp)
         check_all_own(tmp)
+        check_fused(tmp)
+        check_rounds(tmp)
     return 1 if bad else 0
 
 
