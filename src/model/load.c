@@ -131,8 +131,7 @@ static int load_shard(model *m, const arch_shard *s, qtensor *t, err *e)
     qtensor made = {0};
     int rc = quant_load(m->q, s->module, t, e);
     if (rc < 0) return rc;
-    if (s->transposed && t->scale_type == NUM_NONE && num_infos[t->code].kind == 'F' &&
-        !t->scales) {
+    if (s->transposed && !quant_has(m->q, s->module)) {
         TRY(qtensor_transpose(t, &made, e));
         replace(t, &made);
     }

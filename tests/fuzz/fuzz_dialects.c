@@ -3,7 +3,8 @@
  *
  *   input     JSON of quantization_config, newline, then records of one tensor each
  *   record    suffix (index into the parts of all dialects), type, number of dimensions, that many
- *             sizes of one byte, fill: 0 zeros, 255 noise, else that byte repeated */
+ *             sizes of one byte, fill: 0 zeros, 255 noise, 254 the bytes that follow, else that
+ *             byte repeated */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -77,27 +78,28 @@ static size_t record(image *m, const uint8_t *p, size_t n)
                                       NUM_U8,      NUM_I8,      NUM_I16,  NUM_F8_E4M3,
                                       NUM_F8_E8M0, NUM_F8_E5M2, NUM_I64};
     if (n < 4) return 0;
-    int which = p[0] % n_suffixes, dims = p[2] % 4;
+    int which = p[0] % n_suffixes, dims = p[2] % 5;
     num_dtype t = types[p[1] % (sizeof types / sizeof *types)];
     if (n < 4 + (size_t)dims) return 0;
     size_t count = 1;
     for (int i = 0; i < dims; i++)
         count *= p[3 + i];
     size_t bytes = count * (size_t)num_infos[t].bits / 8, from = m->body.len;
-    if (bytes > 1 << 16 || m->used[which]) return 4 + (size_t)dims;
+    uint8_t fill = p[3 + dims];
+    size_t head = 4 + (size_t)dims, took = fill == 254 && bytes <= n - head ? head + bytes : head;
+    if (bytes > 1 << 16 || m->used[which]) return took;
     m->used[which] = true;
     uint32_t noise = 12345;
-    uint8_t fill = p[3 + dims];
     for (size_t i = 0; i < bytes; i++) {
         noise = noise * 1664525 + 1013904223;
-        buf_putc(&m->body, (char)(fill == 255 ? noise >> 24 : fill));
+        buf_putc(&m->body, (char)(took > head ? p[head + i] : fill == 255 ? noise >> 24 : fill));
     }
     buf_printf(&m->head, "%s\"" MODULE "%s\":{\"dtype\":\"%s\",\"shape\":[",
                m->head.len > 1 ? "," : "", suffixes[which], num_infos[t].tag);
     for (int i = 0; i < dims; i++)
         buf_printf(&m->head, "%s%d", i ? "," : "", p[3 + i]);
     buf_printf(&m->head, "],\"data_offsets\":[%zu,%zu]}", from, m->body.len);
-    return 4 + (size_t)dims;
+    return took;
 }
 
 static void write_model(const char *dir, const uint8_t *config, size_t n, const uint8_t *rest,
