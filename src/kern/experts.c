@@ -328,7 +328,7 @@ void kern_experts_run(kern_dev *d, const kern_experts *x, const float *in, int64
 {
     experts_job j = {
         .d = d, .x = x, .in = in, .ldin = ldin, .row = row, .first = first, .y = y, .ldy = ldy};
-    j.room = KERN_MROWS;
+    j.room = KERN_MROWS - KERN_PANEL; /* tiles of 32 rows read past the last piece */
     if (!x->grouped) {
         run_apart(d, x, in, ldin, row, first, y, ldy);
         return;

@@ -87,7 +87,7 @@ INLINE vi vi_nibbles_16(const uint8_t *p)
     return vi_from_u8(out);
 }
 
-/* One token of one head to f32 [Dp], zero beyond D. */
+/* One token of one head to f32; Dp lanes, a multiple of 16. */
 INLINE void decode_token(const kern_kv_layer *kv, float s, const uint8_t *c, const uint8_t *sc,
                          int Dp, float *out)
 {
@@ -125,6 +125,20 @@ INLINE void decode_token(const kern_kv_layer *kv, float s, const uint8_t *c, con
     }
 }
 
+/* The same where D is no multiple of 16: the last lanes through a copy, zero beyond D. */
+static void decode_ragged(const kern_kv_layer *kv, float s, const uint8_t *c, const uint8_t *sc,
+                          int Dp, float *out)
+{
+    uint8_t tail[64] = {0};
+    int whole = kv->D / 16 * 16;
+    size_t at = kern_kv_code_bytes(kv->type, whole);
+    memcpy(tail, c + at, kern_kv_code_bytes(kv->type, kv->D) - at);
+    decode_token(kv, s, c, sc, whole, out);
+    decode_token(kv, s, tail, kv->type == KV_FP4 ? sc + whole / 16 : sc, 16, out + whole);
+    for (int d = kv->D; d < Dp; d++)
+        out[d] = 0;
+}
+
 /* Tokens [t0,t0+n) of one head, page by page: addresses are computed once a page. Tokens that the
  * window has passed become zeros. */
 static void decode_tile(const kern_kv_layer *kv, int which, const attn_item *it, const kern_seq *q,
@@ -140,18 +154,13 @@ static void decode_tile(const kern_kv_layer *kv, int which, const attn_item *it,
     for (int t = passed; t < n; page++, at = 0) {
         int run = kv->page_tokens - at < n - t ? kv->page_tokens - at : n - t;
         int64_t slot = (int64_t)q->pages[page] * kv->page_tokens + at;
-        if (kv->D % 16) {
-            for (int i = 0; i < run; i++) {
-                kern__kv_decode(kv, which, it->head, slot + i, out + (t + i) * Dp);
-                for (int d = kv->D; d < Dp; d++)
-                    out[(t + i) * Dp + d] = 0;
-            }
-        } else {
-            const uint8_t *c = kern__kv_code(kv, which, it->head, slot);
-            const uint8_t *sc = kern__kv_scale(kv, which, it->head, slot);
-            for (int i = 0; i < run; i++)
-                decode_token(kv, s, c + (size_t)i * cb, sc + (size_t)i * sb, Dp,
-                             out + (t + i) * Dp);
+        const uint8_t *c = kern__kv_code(kv, which, it->head, slot);
+        const uint8_t *sc = kern__kv_scale(kv, which, it->head, slot);
+        for (int i = 0; i < run; i++, c += cb, sc += sb) {
+            if (kv->D % 16)
+                decode_ragged(kv, s, c, sc, Dp, out + (t + i) * Dp);
+            else
+                decode_token(kv, s, c, sc, Dp, out + (t + i) * Dp);
         }
         t += run;
     }
