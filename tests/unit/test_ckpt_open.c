@@ -422,6 +422,31 @@ static void full_disk(void **state)
     free(out);
 }
 
+/* tokenizer.json wins over a .model beside it. */
+static void which_tokenizer(void **state)
+{
+    (void)state;
+    err e = {0};
+    ckpt *c;
+    char *d = sub("tokenizers");
+    write_model(d, 1, 1u << 20);
+    put(d, "config.json", config);
+    static const char *const files[] = {NULL, "spiece.model", "tokenizer.model", "tokenizer.json"};
+    for (int i = 0; i < 4; i++) {
+        buf b = {0};
+        if (i) put(d, files[i], files[i]);
+        CHECK_OK(ckpt_open(&c, d, &e));
+        char *where = ckpt_tokenizer_where(c);
+        CHECK_OK(ckpt_tokenizer_json(c, &b, &e));
+        assert_string_equal(i ? b.data : "", i ? files[i] : "");
+        assert_string_equal(where + strlen(d) + 1, i ? files[i] : "tokenizer.json");
+        free(where);
+        buf_free(&b);
+        ckpt_close(c);
+    }
+    free(d);
+}
+
 static void side_files(void **state)
 {
     (void)state;
@@ -492,6 +517,7 @@ int main(void)
         cmocka_unit_test(existing_output),
         cmocka_unit_test(killed_writer),
         cmocka_unit_test(full_disk),
+        cmocka_unit_test(which_tokenizer),
         cmocka_unit_test(side_files),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
