@@ -13,6 +13,7 @@
 #include <time.h>
 #include "base/utf8.h"
 #include "engine/engine.h"
+#include "text/literal.h"
 
 #define FAKE_BOS   256
 #define FAKE_EOS   257
@@ -78,6 +79,19 @@ int tokenizer_encode(const tokenizer *t, const char *text, size_t n, bool add_sp
     for (size_t i = 0; i < n; i++)
         ids_push(out, (unsigned char)text[i]);
     return 0;
+}
+
+int tokenizer_encode_literal(const tokenizer *t, const char *text, size_t n, bool add_special,
+                             ids *out, err *e)
+{
+    return tokenizer_encode(t, text, n, add_special, out, e);
+}
+
+int literal_parse(const char *text, bool *literal, err *e)
+{
+    *literal = !strcmp(text, "literal");
+    if (*literal || !strcmp(text, "honour")) return 0;
+    return err_set(e, ERR_USAGE, "'%s' is neither honour nor literal", text);
 }
 
 void tokenizer_token_bytes(const tokenizer *t, int32_t id, buf *out)
@@ -223,6 +237,14 @@ int engine_chat_ids(const engine *en, const json *messages, const json *extra,
     }
     buf_free(&b);
     return rc;
+}
+
+int literal_chat_ids(const chat_template *c, const tokenizer *t, const json *messages,
+                     const json *extra, bool add_generation_prompt, bool continued, ids *out,
+                     err *e)
+{
+    (void)c, (void)t, (void)continued;
+    return engine_chat_ids(NULL, messages, extra, add_generation_prompt, out, e);
 }
 
 /* ---- requests
