@@ -66,6 +66,7 @@ static void check_row(const tokenizer *t, const json *row, const char *name)
     if (!json_get(row, "ids")) { /* the library refuses it, for a character without any token */
         const char *text = json_get(row, "text")->valuestring;
         CHECK_ERR(tokenizer_encode(t, text, strlen(text), false, &l, &e), ERR_VALUE, "unknown");
+        ids_free(&l);
         return;
     }
     check_ids(t, row, "special", name, &l);
