@@ -87,48 +87,57 @@ out:
     free(mem);
 }
 
-/* One layer of attention, 9 heads over 3 KV heads of 64: a decode step at a depth, or a prompt. */
-static void attention(kern_dev *d, kern_kv_type t, const char *name, int depth, int rows,
-                      double roof)
+/* Layers of attention walked in turn, each with its part of the pages. */
+typedef struct attn_shape {
+    const char *name;
+    int Hk, H, D, v_in_k, layers;
+} attn_shape;
+static const attn_shape small = {"9 heads, 3 KV heads of 64", 3, 9, 64, 0, 30};
+static const attn_shape latent_16 = {"16 heads, latent of 512+64", 1, 16, 576, 512, 27};
+static const attn_shape latent_128 = {"128 heads, latent of 512+64", 1, 128, 576, 512, 27};
+
+/* A decode step (one row) at a depth, or a prompt. */
+static void attention(kern_dev *d, const attn_shape *s, kern_kv_type t, const char *name, int depth,
+                      int rows, double roof)
 {
-    enum { HK = 3, H = 9, D = 64, PT = 16, LAYERS = 30 };
-    int pages = (depth + PT - 1) / PT;
-    kern_kv_layer kv = {.type = t, .Hk = HK, .D = D, .page_tokens = PT};
-    kv.page_stride = kern_kv_page_bytes(t, HK, D, 0, PT) * LAYERS;
+    enum { PT = 16 };
+    int pages = (depth + PT - 1) / PT, Dv = s->v_in_k ? s->v_in_k : s->D;
+    size_t layer = kern_kv_page_bytes(t, s->Hk, s->D, s->v_in_k, PT);
+    kern_kv_layer kv = {.type = t, .Hk = s->Hk, .D = s->D, .page_tokens = PT, .v_in_k = s->v_in_k};
+    kv.page_stride = layer * (size_t)s->layers;
     void *mem;
     if (kern_alloc(d, &mem, kv.page_stride * (size_t)pages, NULL) < 0) return;
     memset(mem, 0x11, kv.page_stride * (size_t)pages);
     int32_t *table = xmalloc((size_t)pages * sizeof *table);
     for (int i = 0; i < pages; i++)
         table[i] = i;
-    float *q = xcalloc((size_t)rows * H * D, sizeof *q),
-          *o = xcalloc((size_t)rows * H * D, sizeof *o);
-    for (int i = 0; i < rows * H * D; i++)
+    float *q = xcalloc((size_t)(rows * s->H * s->D), sizeof *q),
+          *o = xcalloc((size_t)(rows * s->H * Dv), sizeof *o);
+    for (int i = 0; i < rows * s->H * s->D; i++)
         q[i] = (float)(i % 13) * 0.1f;
     kern_seq seq = {0, rows, depth, table};
     kern_attn_args a = {.q = q,
-                        .ldq = H * D,
+                        .ldq = s->H * s->D,
                         .out = o,
-                        .ldo = H * D,
-                        .H = H,
+                        .ldo = s->H * Dv,
+                        .H = s->H,
                         .scale = 0.125f,
                         .kv = &kv,
                         .seqs = &seq,
                         .n_seqs = 1};
     double best = 1e9, start = clock_seconds();
-    for (int rep = 0; rep < 100 && (rep < 3 || clock_seconds() - start < 0.3); rep++) {
-        double s = clock_seconds();
-        for (int l = 0; l < LAYERS; l++) {
-            kv.base = (uint8_t *)mem + kern_kv_page_bytes(t, HK, D, 0, PT) * (size_t)l;
+    for (int rep = 0; rep < 100 && (rep < 3 || clock_seconds() - start < 0.3); rep++)
+        for (int l = 0; l < s->layers; l++) {
+            kv.base = (uint8_t *)mem + layer * (size_t)l;
+            double took = clock_seconds();
             kern_attention(d, &a);
+            took = clock_seconds() - took;
+            best = took < best ? took : best;
         }
-        s = (clock_seconds() - s) / LAYERS;
-        best = s < best ? s : best;
-    }
-    double gb = (double)kern_kv_page_bytes(t, HK, D, 0, PT) * pages / best / 1e9;
-    printf("  attention %-8s depth %5d rows %4d %9.1f us %6.1f GB/s %4.0f%% %8.1f Gop/s\n", name,
-           depth, rows, best * 1e6, gb, 100 * gb / roof,
-           4.0 * H * D * rows * (depth - rows / 2.0) / best / 1e9);
+    double gb = (double)layer * pages / best / 1e9;
+    printf("  attention %s, %-8s depth %5d rows %4d %9.1f us %6.1f GB/s %4.0f%% %8.1f Gop/s\n",
+           s->name, name, depth, rows, best * 1e6, gb, 100 * gb / roof,
+           2.0 * s->H * (s->D + Dv) * rows * (depth - rows / 2.0) / best / 1e9);
     kern_free(d, mem);
     free(table);
     free(q);
@@ -263,8 +272,11 @@ int main(int argc, char **argv)
     if (only) n = 0;
     static const char *const kv_names[] = {"bf16", "fp8_e4m3", "fp8_e5m2", "int8", "fp4"};
     for (int t = 0; t < 5 && !only; t++) {
-        attention(d, (kern_kv_type)t, kv_names[t], 2048, 1, l3);
-        attention(d, (kern_kv_type)t, kv_names[t], 512, 512, l3);
+        attention(d, &small, (kern_kv_type)t, kv_names[t], 2048, 1, l3);
+        attention(d, &small, (kern_kv_type)t, kv_names[t], 512, 512, l3);
+        attention(d, &latent_16, (kern_kv_type)t, kv_names[t], 4096, 1, l3);
+        attention(d, &latent_128, (kern_kv_type)t, kv_names[t], 4096, 1, l3);
+        attention(d, &latent_16, (kern_kv_type)t, kv_names[t], 512, 512, l3);
     }
     for (int i = 0; i < n; i++) {
         qspec s;

@@ -226,7 +226,8 @@ typedef struct oddity {
     int64_t N, K;
 } oddity;
 
-static void odd_tensor(const oddity *o, qtensor *q, float *table, float *pre, int32_t *idx)
+static void odd_tensor(const oddity *o, qtensor *q, float *table, float *pre, int32_t *idx,
+                       float *zeros)
 {
     weight(q, o->scheme, o->N, o->K);
     for (int i = 0; i < 16; i++)
@@ -252,6 +253,13 @@ static void odd_tensor(const oddity *o, qtensor *q, float *table, float *pre, in
         q->block_n = o->N;
         q->block_k = 64;
     }
+    if (!strcmp(o->name, "float zeros")) {
+        q->zero_type = NUM_F32;
+        q->zeros = zeros;
+        for (int64_t i = 0; i < q->scale_rows * q->scale_cols; i++)
+            zeros[i] = (float)(uniform() * 15 - 7);
+        return;
+    }
     for (int64_t i = 0; q->zeros && i < q->scale_rows * q->scale_cols; i++) {
         float z = (float)(int)(uniform() * 15) - 7;
         num_encode_row(q->zero_type, &z, 1,
@@ -269,6 +277,7 @@ static void test_oddities(void **state)
         {"ranges of global factors", "w:nvfp4,g16", "avx512-w4", NULL, 50, 96},
         {"zeros", "w:int4,g32,asym", "avx512-w4", NULL, 50, 96},
         {"zeros", "w:int8,channel,asym", "avx512-w8", NULL, 50, 96},
+        {"float zeros", "w:int4,g32,asym", "avx512-w4", NULL, 50, 96},
         {"crossing blocks", "w:nf4,b64", "ref", "blocks cross rows", 50, 40},
         {"index without act-order", "w:int4,g32", "ref", "group index without act-order", 50, 96},
         {"short group", "w:int4,g36", "ref", "group is no multiple of 8", 50, 90},
@@ -277,10 +286,10 @@ static void test_oddities(void **state)
         const oddity *o = &odd[i];
         err e = {0};
         qtensor q;
-        float table[16], pre[128];
+        float table[16], pre[128], zeros[50 * 4];
         int32_t idx[128];
         kern_linear *l = NULL;
-        odd_tensor(o, &q, table, pre, idx);
+        odd_tensor(o, &q, table, pre, idx, zeros);
         CHECK_OK(qtensor_check(&q, o->name, &e));
         kern_linear_desc d = {.name = o->name, .n_shards = 1, .shard = {&q}, .act = KERN_ACT_F32};
         CHECK_OK(kern_linear_make(dev, &d, &l, &e));

@@ -256,10 +256,31 @@ static void test_delta(void **state)
             delta_case(&isas[i], &shapes[j]);
 }
 
+static void test_delta_gates(void **state)
+{
+    (void)state;
+    enum { T = 23, H = 5, LD = 2 * H + 3 };
+    float *ba = randoms(T * LD), *log_a = randoms(H), *bias = randoms(H), g[T * H], beta[T * H];
+    ba[H] = 90; /* softplus is the number itself, then nothing */
+    ba[LD + H + 1] = -200;
+    for (int h = 0; h < H; h++)
+        log_a[h] *= 0.2f;
+    kern_delta_gates(isas[0].dev, ba, LD, H, log_a, bias, T, g, beta);
+    for (int t = 0; t < T; t++)
+        for (int h = 0; h < H; h++) {
+            double a = (double)ba[t * LD + H + h] + bias[h], b = ba[t * LD + h];
+            double want = -exp(log_a[h]) * (a > 30 ? a : log1p(exp(a)));
+            near("decay", "ref", g[t * H + h], want, 1e-6 * fabs(want) + 1e-30);
+            near("beta", "ref", beta[t * H + h], 1 / (1 + exp(-b)), 1e-6);
+        }
+    free(ba), free(log_a), free(bias);
+}
+
 int main(void)
 {
     isas_open();
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_conv), cmocka_unit_test(test_delta)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_conv), cmocka_unit_test(test_delta),
+                                       cmocka_unit_test(test_delta_gates)};
     int rc = cmocka_run_group_tests(tests, NULL, NULL);
     isas_close();
     return rc;
