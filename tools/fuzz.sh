@@ -13,6 +13,7 @@ for f in tests/fuzz/fuzz_*.c; do
     clang -std=c11 -D_GNU_SOURCE -Isrc -g -O1 -fsanitize=address,undefined,fuzzer $(pkg-config --cflags $pkgs) "$f" build/fuzz/libtare.a $(pkg-config --libs $pkgs) -lm -ldl -pthread -o "build/fuzz/$name"
     mkdir -p "build/fuzz/corpus-$name"
     dict=
+    [ -f "tests/fuzz/$name.dict" ] && dict=-dict=tests/fuzz/$name.dict
     echo "== $name"
     "build/fuzz/$name" -max_total_time="$seconds" -rss_limit_mb=4096 -timeout=20 -print_final_stats=1 $dict "build/fuzz/corpus-$name" $( [ -d "tests/fuzz/corpus/$name" ] && echo "tests/fuzz/corpus/$name") 2>&1 | tail -n 12
 done
