@@ -4,11 +4,14 @@ finds them in a text), decoded and streamed text.
 
 Small models are trained here on millet-7m's sample with all the options that a .model file carries; TOKENIZERS=FILE:...
 adds real ones (names that end in .model or .model.gz). live_sentencepiece.py"""
+import base64
 import gzip
+import json
 import os
 import tempfile
 
 import sentencepiece
+from sentencepiece import sentencepiece_model_pb2
 
 import test_tokenizers as live
 
@@ -76,6 +79,19 @@ def retyped(path, to):
     return to
 
 
+def twin(model):
+    """tokenizer.json with the same pieces, scores and character map; None for BPE or without a map."""
+    m = sentencepiece_model_pb2.ModelProto()
+    m.ParseFromString(model)
+    if m.trainer_spec.model_type != 1 or not m.normalizer_spec.precompiled_charsmap:
+        return None
+    vocab = [[p.piece, p.score] for p in m.pieces]
+    ms = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
+    return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "post_processor": None, "decoder": ms, "pre_tokenizer": ms,
+            "normalizer": {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(m.normalizer_spec.precompiled_charsmap).decode()},
+            "model": {"type": "Unigram", "unk_id": 0, "vocab": vocab, "byte_fallback": False}}
+
+
 def compare(d, path, lines):
     sp = sentencepiece.SentencePieceProcessor(model_file=path)
     a = d.ask(open=path)
@@ -94,6 +110,16 @@ def compare(d, path, lines):
     return None
 
 
+def check_twin(d, title, path, folder, lines):
+    """The pieces and the character map of a unigram model as tokenizer.json, against the library `tokenizers`."""
+    j = twin(open(path, "rb").read())
+    if not j:
+        return
+    twin_path = os.path.join(folder, "twin.json")
+    json.dump(j, open(twin_path, "w"), ensure_ascii=False)
+    live.report(title + ", as tokenizer.json", live.compare(d, twin_path, title, lines))
+
+
 def main():
     d = live.Driver(live.build_driver())
     lines = [t for t in live.texts() if "\x00" not in t]
@@ -102,6 +128,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         for title, path in models(folder):
             live.report(title, compare(d, path, lines))
+            check_twin(d, title, path, folder, lines)
         for path in os.environ.get("TOKENIZERS", "").split(":"):
             name = path
             if path.endswith(".model.gz"):
@@ -109,6 +136,7 @@ def main():
                 open(path, "wb").write(gzip.open(name).read())
             if path.endswith(".model"):
                 live.report(os.path.basename(os.path.dirname(name)), compare(d, path, lines))
+                check_twin(d, os.path.basename(os.path.dirname(name)), path, folder, lines)
     if d.close() != 0:
         live.report("driver ends well", "exit status not 0")
     raise SystemExit(1 if live.bad else 0)

@@ -4,14 +4,12 @@ the Python library `sentencepiece` trains on millet-7m's sample, with its ids an
 
 The two answers differ where a character map is applied by grapheme clusters (the twin) or by the longest rule (the
 .model): both are kept, each for its own kind of file. make_spm_golden.py"""
-import base64
 import json
 import os
 import shutil
 import tempfile
 
 import sentencepiece
-from sentencepiece import sentencepiece_model_pb2
 from tokenizers import Tokenizer
 
 import live_sentencepiece
@@ -24,17 +22,6 @@ MODELS = {
                 "remove_extra_whitespaces": False, "character_coverage": 0.99},
     "spm-suffix": {"model_type": "bpe", "vocab_size": 220, "treat_whitespace_as_suffix": True, "unk_surface": "?"},
 }
-
-
-def twin(model):
-    """tokenizer.json with the same pieces, scores and character map."""
-    m = sentencepiece_model_pb2.ModelProto()
-    m.ParseFromString(model)
-    vocab = [[p.piece, p.score] for p in m.pieces]
-    ms = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
-    return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "post_processor": None, "decoder": ms, "pre_tokenizer": ms,
-            "normalizer": {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(m.normalizer_spec.precompiled_charsmap).decode()},
-            "model": {"type": "Unigram", "unk_id": 0, "vocab": vocab, "byte_fallback": False}}
 
 
 def main():
@@ -53,7 +40,7 @@ def main():
             sp = sentencepiece.SentencePieceProcessor(model_file=path + ".model")
             got = [{"text": t, "ids": sp.encode(t), "decoded": sp.decode(sp.encode(t))} for t in lines]
             f.write(json.dumps({"path": "tests/fixtures/text/%s.model" % name, "rows": got}, ensure_ascii=False) + "\n")
-        j = twin(open(os.path.join(folder, "spm-unigram.model"), "rb").read())
+        j = live_sentencepiece.twin(open(os.path.join(folder, "spm-unigram.model"), "rb").read())
         text = json.dumps(j, ensure_ascii=False)
         open(os.path.join(OUT, "spm-unigram.json"), "w").write(text)
         f.write(json.dumps({"path": "tests/fixtures/text/spm-unigram.json", "rows": rows(Tokenizer.from_str(text), lines)}, ensure_ascii=False) + "\n")
