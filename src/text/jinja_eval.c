@@ -425,6 +425,37 @@ static int repeat(jrun *r, jv v, int64_t times, jv *out)
     return 0;
 }
 
+/* a + b. Templates build long texts piece by piece, so a long sum gets room behind it: while it is
+ * the last that was put there (tails[].n), more goes into that room, and a, whose bytes stay, is
+ * not copied again. The room doubles, so that a text of n bytes costs n and not n * n. */
+static int append(jrun *r, jv a, jv b, jv *out)
+{
+    size_t n = a.n + b.n;
+    int rc = j_work(r, b.n);
+    if (rc < 0) return rc;
+    for (int i = 0; i < 4; i++) {
+        if (a.n == 0 || r->tails[i].p != a.s || r->tails[i].n != a.n || n >= r->tails[i].cap)
+            continue;
+        if (b.n) memcpy(r->tails[i].p + a.n, b.s, b.n);
+        r->tails[i].n = n;
+        *out = j_str(a.s, n);
+        return 0;
+    }
+    size_t cap = n < 512 ? n + 1 : n * 2;
+    if ((rc = j_room(r, cap)) < 0) return rc;
+    char *p = j_alloc(r, cap);
+    if (a.n) memcpy(p, a.s, a.n);
+    if (b.n) memcpy(p + a.n, b.s, b.n);
+    if (n >= 512) {
+        unsigned i = r->next_tail++ % 4;
+        r->tails[i].p = p;
+        r->tails[i].n = n;
+        r->tails[i].cap = cap;
+    }
+    *out = j_str(p, n);
+    return 0;
+}
+
 static int add_sequences(jrun *r, jv a, jv b, jv *out)
 {
     int rc;
@@ -432,11 +463,7 @@ static int add_sequences(jrun *r, jv a, jv b, jv *out)
         bool safe = a.safe || b.safe;
         if (safe && (rc = j_escape(r, a, &a)) < 0) return rc;
         if (safe && (rc = j_escape(r, b, &b)) < 0) return rc;
-        if ((rc = j_room(r, a.n + b.n)) < 0) return rc;
-        char *p = j_alloc(r, a.n + b.n + 1);
-        if (a.n) memcpy(p, a.s, a.n);
-        if (b.n) memcpy(p + a.n, b.s, b.n);
-        *out = j_str(p, a.n + b.n);
+        if ((rc = append(r, a, b, out)) < 0) return rc;
         out->safe = safe;
         return 0;
     }
@@ -902,17 +929,21 @@ out:
     return rc;
 }
 
+/* A ~ b ~ ...: a long string in front is continued, the rest is put together first. */
 static int eval_concat(jrun *r, const jnode *x, jv *out)
 {
     int rc = 0;
     buf b = {0};
+    jv first = j_strz(""), v;
     for (size_t i = 0; i < x->n_kids; i++) {
-        jv v;
         TRY(j_eval(r, x->kids[i], &v));
         if (r->autoescape) TRY(j_escape(r, v, &v));
-        TRY(j_print(r, &b, v));
+        if (i == 0 && v.t == J_STR)
+            first = v;
+        else
+            TRY(j_print(r, &b, v));
     }
-    *out = j_copy(r, b.data, b.len);
+    TRY(append(r, first, j_str(b.data, b.len), out));
     out->safe = r->autoescape;
 out:
     buf_free(&b);

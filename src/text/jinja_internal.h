@@ -250,6 +250,11 @@ typedef struct jrun {
     jv input;    /* what the innermost filter of a filter block works on */
     uint64_t steps, max_steps;
     size_t bytes, max_bytes;
+    struct {
+        char *p;
+        size_t n, cap;
+    } tails[4]; /* strings that grow: see append in jinja_eval.c */
+    unsigned next_tail;
     bool over;       /* the error is that of a limit: nothing may hide it */
     bool autoescape; /* inside {% autoescape true %} */
     int depth;
