@@ -84,8 +84,25 @@ FUZZ_SECONDS ?= 60
 fuzz:
 	@tools/fuzz.sh $(FUZZ_SECONDS)
 
+# GPU code: compiled where nvcc is, with the compiler's report held against the rules (no spills, no
+# serialized wgmma); run on a GPU with build/cuda/bench/*.
+NVCC ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) nvcc)
+NVFLAGS = -O3 -Isrc -std=c++17 -gencode=arch=compute_90a,code=sm_90a -Xcompiler -Wall,-Wextra -Xptxas -v
+CU_SRCS := $(sort $(wildcard src/kern/cuda/*.cu))
+CU_OBJS := $(CU_SRCS:src/%.cu=$(BUILD)/cuda/%.o)
+CU_BENCH := $(patsubst bench/cuda/%.cu,$(BUILD)/cuda/bench/%,$(sort $(wildcard bench/cuda/*.cu)))
 cuda:
-	@echo "cuda: the CUDA backend is not part of this tree yet"
+	@if ! command -v $(NVCC) >/dev/null 2>&1; then echo "cuda: no nvcc here, GPU code is not compiled"; \
+	else $(MAKE) --no-print-directory $(CU_BENCH) && tools/check_ptxas.sh $(CU_OBJS:.o=.log); fi
+.SECONDARY: $(CU_OBJS)
+$(BUILD)/cuda/%.o: src/%.cu $(wildcard src/kern/cuda/*.cuh src/kern/cuda/*.h) Makefile
+	@mkdir -p $(@D)
+	@echo "  NVCC  $<"
+	@$(NVCC) $(NVFLAGS) -c -o $@ $< >$(@:.o=.log) 2>&1 || { cat $(@:.o=.log); exit 1; }
+$(BUILD)/cuda/bench/%: bench/cuda/%.cu $(CU_OBJS)
+	@mkdir -p $(@D)
+	@echo "  NVCC  $@"
+	@$(NVCC) $(NVFLAGS) -cudart static -o $@ $^ >$@.log 2>&1 || { cat $@.log; exit 1; }
 
 eval: all
 	@tools/eval_full.sh $(BUILD)

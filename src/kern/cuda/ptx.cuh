@@ -1,0 +1,145 @@
+/* Thin names for the instructions that the kernels are made of (sm_90a): bulk copies with
+ * mbarriers, matrix products on warps, programmatic dependent launch. No state. */
+#ifndef KERN_CUDA_PTX_CUH
+#define KERN_CUDA_PTX_CUH
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+#define PTX static __device__ __forceinline__
+
+PTX uint32_t ptx_smem(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+/* ---- mbarriers and bulk copies ----------------------------------------------------------------
+ */
+PTX void ptx_mbar_init(uint32_t bar, uint32_t count)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count));
+}
+PTX void ptx_mbar_fence(void)
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+PTX void ptx_mbar_expect(uint32_t bar, uint32_t bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
+                 : "memory");
+}
+PTX void ptx_mbar_arrive(uint32_t bar)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+PTX void ptx_mbar_wait(uint32_t bar, uint32_t parity)
+{
+    asm volatile("{\n.reg .pred p;\n"
+                 "WAIT: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+                 "@!p bra WAIT;\n}" ::"r"(bar),
+                 "r"(parity)
+                 : "memory");
+}
+/* n bytes (a multiple of 16) of global memory into shared memory; the barrier counts them. Weights
+ * are read once: they leave the L2 first. */
+PTX void ptx_bulk_load_once(uint32_t to, const void *from, uint32_t n, uint32_t bar)
+{
+    asm volatile("{\n.reg .b64 p;\n"
+                 "createpolicy.fractional.L2::evict_first.b64 p, 1.0;\n"
+                 "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1], %2, [%3], p;\n}" ::"r"(to),
+                 "l"(from), "r"(n), "r"(bar)
+                 : "memory");
+}
+PTX void ptx_bulk_load(uint32_t to, const void *from, uint32_t n, uint32_t bar)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], "
+                 "%2, [%3];" ::"r"(to),
+                 "l"(from), "r"(n), "r"(bar)
+                 : "memory");
+}
+
+/* ---- clusters ----------------------------------------------------------------------------------
+ * Addresses are shared-memory addresses of this block; rank says in which block of the cluster. */
+PTX void ptx_cluster_arrive(void)
+{
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+PTX void ptx_cluster_wait(void)
+{
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+PTX uint32_t ptx_at_rank(uint32_t at, uint32_t rank)
+{
+    uint32_t r;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(at), "r"(rank));
+    return r;
+}
+PTX void ptx_mbar_arrive_at(uint32_t bar, uint32_t rank)
+{
+    asm volatile(
+        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(ptx_at_rank(bar, rank))
+        : "memory");
+}
+/* Stores v in the block of that rank; its barrier counts the 4 bytes. */
+PTX void ptx_send_f32(uint32_t to, uint32_t bar, uint32_t rank, float v)
+{
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(
+                     ptx_at_rank(to, rank)),
+                 "f"(v), "r"(ptx_at_rank(bar, rank))
+                 : "memory");
+}
+
+/* ---- programmatic dependent launch ------------------------------------------------------------
+ */
+PTX void ptx_pdl_wait(void)
+{
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+PTX void ptx_pdl_go(void)
+{
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+/* ---- products ----------------------------------------------------------------------------------
+ * d[16x8] += a[16x16] b[16x8]; lane l holds rows l/4 and l/4+8, columns (or k) 2(l%4). */
+PTX void ptx_mma_bf16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, "
+                 "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+PTX uint4 ptx_lds128(uint32_t at)
+{
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(at));
+    return v;
+}
+PTX uint32_t ptx_lds16(uint32_t at)
+{
+    uint16_t v;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(at));
+    return v;
+}
+/* (a & b) | c in one instruction */
+PTX uint32_t ptx_and_or(uint32_t a, uint32_t b, uint32_t c)
+{
+    uint32_t d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+PTX uint32_t ptx_sub_bf16x2(uint32_t a, uint32_t b)
+{
+    uint32_t d;
+    asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+PTX float ptx_bf16_f32(uint32_t bits)
+{
+    return __uint_as_float(bits << 16);
+}
+#endif
