@@ -128,7 +128,8 @@ static int check(const sink *s, const char *format, err *e)
     const qtensor *t = s->t;
     const qaxis *w = &t->spec.w;
     bool nvfp4 = w->scale == QS_NVFP4;
-    unsigned can = QUANT_CAN_ZEROS | QUANT_CAN_ORDER | QUANT_CAN_ACT;
+    unsigned can = QUANT_CAN_ZEROS | QUANT_CAN_ACT; /* g_idx was taken out of its library by 0.19 */
+    if (!quant__ordered(t)) can |= QUANT_CAN_ORDER;
     int rc = quant__storable(t, s->module, "compressed-tensors",
                              can | (nvfp4 ? QUANT_CAN_GLOBAL : 0), e);
     if (rc < 0) return rc;
@@ -185,7 +186,6 @@ int quant__ct_store(ckpt_writer *w, const char *module, const qtensor *t, num_dt
     TRY(store_scales(&s, e));
     if (t->n_global) TRY(put(&s, ".weight_global_scale", NUM_F32, 1, 1, 0, &g, e));
     if (t->zeros) TRY(store_zeros(&s, format, e));
-    if (t->g_idx) TRY(put(&s, ".weight_g_idx", NUM_I32, 1, t->K, 0, t->g_idx, e));
     TRY(store_act(&s, model_dtype, e));
 out:
     return rc;
@@ -219,7 +219,7 @@ static const char *strategy_name(const qaxis *a)
 static void emit_args(jw *j, const qaxis *a, bool weight)
 {
     jw_obj(j);
-    jw_kstr(j, "actorder", a->actorder ? "group" : NULL);
+    jw_kstr(j, "actorder", NULL);
     jw_key(j, "block_structure");
     if (a->gran == Q_BLOCK) {
         jw_arr(j);
@@ -256,8 +256,10 @@ static int check_spec(const qspec *s, err *e)
     buf t = {0};
     const char *what = NULL;
     qspec_format(s, &t);
-    if (s->w.type == NUM_NF4 || s->w.type == NUM_F8_E5M2 || !strategy_name(&s->w))
+    if (num_infos[s->w.type].kind == 'T' || s->w.type == NUM_F8_E5M2 || !strategy_name(&s->w))
         what = "these weights";
+    else if (s->w.actorder)
+        what = "an order of columns (its library reads none since 0.19); write gptq";
     else if (s->a.gran != Q_NONE && !strategy_name(&s->a))
         what = "these activations";
     else if (qaxis_quantized(&s->kv) &&

@@ -126,6 +126,8 @@ enum {
     QUANT_CAN_ACT = 128,
     QUANT_CAN_PLAIN = 256
 };
+bool quant__ordered(
+    const qtensor *t); /* columns belong to groups in another order than their own */
 int quant__storable(const qtensor *t, const char *module, const char *dialect, unsigned can,
                     err *e);
 

@@ -57,6 +57,13 @@ void quant__row_bytes(const qtensor *t, int64_t row, uint8_t *dst, size_t bytes)
         dst[k] = (uint8_t)qtensor_code(t, row, k);
 }
 
+bool quant__ordered(const qtensor *t)
+{
+    for (int64_t k = 0; t->g_idx && k < t->K; k++)
+        if (t->g_idx[k] != k / t->block_k) return true;
+    return false;
+}
+
 int quant__storable(const qtensor *t, const char *module, const char *dialect, unsigned can, err *e)
 {
     const char *why = !t->scales && !(can & QUANT_CAN_PLAIN)     ? "a weight without scales"
