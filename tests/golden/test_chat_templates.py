@@ -496,6 +496,39 @@ def random_templates(d, count, seed, show):
     report("random templates, seed %d" % seed, "%d differ" % wrong if wrong else None)
 
 
+def every_character(d):
+    """Case mappings and predicates of all code points that this Python knows."""
+    text = ("{% for s in l %}{{ s.upper() }}|{{ s.lower() }}|{{ s.title() }}|{{ s.capitalize() }}|{{ s.swapcase() }}|{{ s.casefold() }}|"
+            "{{ s.isalpha() }}{{ s.isdecimal() }}{{ s.isdigit() }}{{ s.isnumeric() }}{{ s.isalnum() }}{{ s.isspace() }}{{ s.islower() }}"
+            "{{ s.isupper() }}{{ s.istitle() }}{{ s.isprintable() }}|{{ s.strip() }}|{{ ('a' ~ s ~ 'Σ').lower() }}|{{ [s] }}\x01{% endfor %}")
+    points = [chr(c) for c in range(1, 0x110000) if not 0xD800 <= c < 0xE000 and unicodedata.category(chr(c)) not in ("Cn", "Co")]
+    bad = []
+    for i in range(0, len(points), 2000):
+        part = points[i:i + 2000]
+        want = oracle(text, {"l": part})[0].split("\x01")
+        got = (d.ask(template=text, context={"l": part})[0] or "").split("\x01")
+        bad += ["U+%04X" % ord(c) for c, a, b in zip(part, want, got) if a != b] if len(want) == len(got) else ["?"]
+    report("%d code points" % len(points), " ".join(bad[:20]) if bad else None)
+
+
+def lines_of_errors(d):
+    """Syntax errors name the line that Jinja names."""
+    bad = []
+    for before in ("", "a\nb\n", "{# c\n #}\n{{ 'x\ny' }}\n", "{% raw %}\n\n{% endraw %}{% set a = [\n1,\n2] %}\r\n"):
+        for text in ("{{ }}", "{{ a b }}", "{% if %}", "{% nosuch %}", "{{ 1 + }}", "{% endfor %}", "{% set 1 = 2 %}", "{{ x | nosuch }}", "{{ x is nosuch }}",
+                     "{% for %}", "{{ 'a }}", "{{ ) }}", "{{ x.}}", "{{ f(a=1, 2) }}", "{{ ? }}", "{% set none = 1 %}", "{% macro 1() %}"):
+            try:
+                ENV.from_string(before + text)
+                continue
+            except Exception as e:
+                want = getattr(e, "lineno", None)
+            error = d.ask(template=before + text + "\nrest\n", context={})[1] or ""
+            m = re.search(r"line (\d+)", error)
+            if want and (not m or int(m[1]) != want):
+                bad.append("%r: line %s, found %r" % (before + text, want, error))
+    report("lines of errors", "; ".join(bad[:5]) if bad else None)
+
+
 def main():
     a = argparse.ArgumentParser()
     a.add_argument("--count", type=int, default=500, help="contexts, with 8 templates each")
@@ -503,6 +536,8 @@ def main():
     a.add_argument("--show", type=int, default=10)
     o = a.parse_args()
     d = Driver()
+    every_character(d)
+    lines_of_errors(d)
     random_templates(d, o.count, o.seed, o.show)
     sys.exit(bad != 0)
 

@@ -306,6 +306,94 @@ static void test_extra(void **unused)
     chat_template_close(c);
 }
 
+static void test_tools_template(void **unused)
+{
+    (void)unused;
+    chat_template *c = open_text("plain");
+    buf out = {0};
+    err e = {0};
+    assert_null(chat_template_tools_text(c));
+    CHECK_OK(chat_template_add_tools(c, "{{ tools }}", 11, "t", &e));
+    assert_string_equal(chat_template_text(c), "plain");
+    assert_string_equal(chat_template_tools_text(c), "{{ tools }}");
+    CHECK_OK(render(c, "[]", NULL, &out, &e));
+    assert_string_equal(out.data, "plain");
+    CHECK_OK(render(c, "[]", "{\"tools\":null}", &out, &e));
+    assert_string_equal(out.data, "plain");
+    CHECK_OK(render(c, "[]", "{\"tools\":[1]}", &out, &e));
+    assert_string_equal(out.data, "[1]");
+    CHECK_ERR(chat_template_add_tools(c, "{% if %}", 8, "second", &e), ERR_FORMAT, "second");
+    buf_free(&out);
+    chat_template_close(c);
+}
+
+static void test_nulls_and_reasoning(void **unused)
+{
+    (void)unused;
+    expect_render("{{ messages[0].keys() | list }}",
+                  "[{\"role\":\"user\",\"content\":\"x\",\"name\":null,\"tool_calls\":null}]",
+                  "['role', 'content']");
+    expect_render("{{ messages[0].reasoning_content }}{{ messages[0].thinking }}",
+                  "[{\"role\":\"assistant\",\"content\":\"x\",\"reasoning\":\"r\"}]", "rr");
+    expect_render(
+        "{{ messages[0].reasoning_content }}{{ messages[0].thinking }}",
+        "[{\"role\":\"assistant\",\"content\":\"x\",\"thinking\":\"t\",\"reasoning\":\"r\"}]",
+        "tt");
+}
+
+static int continued(const char *text, const char *messages, buf *out, err *e)
+{
+    chat_template *c = open_text(text);
+    json *m = NULL;
+    assert_true(json_parse(&m, messages, strlen(messages), "messages", e) >= 0);
+    buf_clear(out);
+    int rc = chat_render_continued(c, m, NULL, "<s>", "</s>", out, e);
+    json_drop(m);
+    chat_template_close(c);
+    return rc;
+}
+
+static void test_continued(void **unused)
+{
+    (void)unused;
+    static const char one[] = "[{\"role\":\"assistant\",\"content\":\"ab \"}]";
+    buf out = {0};
+    err e = {0};
+    CHECK_OK(continued(PRINTS "tail", one, &out, &e));
+    assert_string_equal(out.data, "<assistant>ab ");
+    CHECK_OK(continued("{{ messages[0].content | trim }}!", one, &out, &e));
+    assert_string_equal(out.data, "ab");
+    CHECK_OK(continued(LOOPS "x", PARTS, &out, &e));
+    assert_string_equal(out.data, "Hi you");
+    CHECK_ERR(continued("no text", one, &out, &e), ERR_VALUE, "repeat");
+    assert_int_equal(out.len, 0);
+    CHECK_ERR(continued("{{ messages[0].content | upper }}", one, &out, &e), ERR_VALUE, "repeat");
+    CHECK_ERR(continued(PRINTS, "[{\"role\":\"user\",\"content\":\" \"}]", &out, &e), ERR_VALUE,
+              "needs text");
+    CHECK_ERR(continued(PRINTS, "[]", &out, &e), ERR_VALUE, "needs text");
+    buf_free(&out);
+}
+
+static void test_broken_arguments(void **unused)
+{
+    (void)unused;
+    chat_template *c = open_named("Qwen3-Coder");
+    buf out = {0};
+    err e = {0};
+    static const char *const bad[] = {"{\\\"a\\\":", "[1]", "3"};
+    for (size_t i = 0; i < 3; i++) {
+        char *text =
+            xasprintf("[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":"
+                      "\"\",\"tool_calls\":[{\"type\":\"function\",\"function\":{\"name\":\"f\","
+                      "\"arguments\":\"%s\"}}]}]",
+                      bad[i]);
+        CHECK_ERR(render(c, text, NULL, &out, &e), ERR_VALUE, "messages[1].tool_calls[0]");
+        free(text);
+    }
+    buf_free(&out);
+    chat_template_close(c);
+}
+
 /* ---- bounds ---- */
 
 static void test_bounds(void **unused)
@@ -336,7 +424,7 @@ static void test_bounds(void **unused)
         err e = {0};
         int rc = render(c, "[]", NULL, &out, &e);
         if (rc != -ERR_VALUE) fail_msg("%s: %d", rows[i], rc);
-        if (!strstr(e.msg, "line 1")) fail_msg("%s: %s", rows[i], e.msg);
+        if (!strstr(e.msg, "line 1") || !strstr(e.msg, "limit")) fail_msg("%s: %s", rows[i], e.msg);
         buf_free(&out);
         chat_template_close(c);
     }
@@ -442,12 +530,21 @@ static void test_damaged(void **unused)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_features),     cmocka_unit_test(test_real_templates),
-        cmocka_unit_test(test_null_content), cmocka_unit_test(test_arguments),
-        cmocka_unit_test(test_parts),        cmocka_unit_test(test_chatml),
-        cmocka_unit_test(test_developer),    cmocka_unit_test(test_raise),
-        cmocka_unit_test(test_extra),        cmocka_unit_test(test_bounds),
-        cmocka_unit_test(test_deep_source),  cmocka_unit_test(test_damaged)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_features),
+                                       cmocka_unit_test(test_real_templates),
+                                       cmocka_unit_test(test_null_content),
+                                       cmocka_unit_test(test_arguments),
+                                       cmocka_unit_test(test_parts),
+                                       cmocka_unit_test(test_chatml),
+                                       cmocka_unit_test(test_developer),
+                                       cmocka_unit_test(test_raise),
+                                       cmocka_unit_test(test_extra),
+                                       cmocka_unit_test(test_tools_template),
+                                       cmocka_unit_test(test_nulls_and_reasoning),
+                                       cmocka_unit_test(test_continued),
+                                       cmocka_unit_test(test_broken_arguments),
+                                       cmocka_unit_test(test_bounds),
+                                       cmocka_unit_test(test_deep_source),
+                                       cmocka_unit_test(test_damaged)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
