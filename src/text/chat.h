@@ -3,10 +3,11 @@
  * without HTML escapes, `generation` blocks, which are rendered as their body).
  *
  * Limits of one render, each an error that names it: 20,000,000 steps, 600 nested evaluations (120
- * in the source), 200 nested values, 256 MiB of values, 4 MiB of source, 32 arguments a call, ranges of
- * 100,000 numbers, formats of 100,000 characters, arithmetic of 64 bits (larger integers are passed
- * through exactly). Refused by name: include, import, extends and other tags, the filters urlize
- * and random, the function lipsum, bytes (encode), complex numbers. Errors carry line and reason.
+ * in the source), 200 nested values, 256 MiB of values, 4 MiB of source, 32 arguments a call,
+ * ranges of 100,000 numbers, formats of 100,000 characters, arithmetic of 64 bits (larger integers
+ * are passed through exactly). Refused by name: include, import, extends and other tags, the
+ * filters urlize and random, the function lipsum, bytes (encode), complex numbers. Errors carry
+ * line and reason.
  *
  * An opened template is not changed by rendering: threads may share it. */
 #ifndef TEXT_CHAT_H
