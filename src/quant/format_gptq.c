@@ -6,14 +6,19 @@
  *   scales   F16 [G, N]        w[n, k] = scales[g, n] * (q[k, n] - z[g, n]), g = g_idx[k]
  *   g_idx    I32 [K]           k / group without activation order, which is then dropped
  *
- * So a canonical row is a column of words and one XOR a byte.
+ * So a canonical row is a column of words and one XOR a byte. K and N need not fill their words:
+ * then g_idx tells K, and the last word of a column is padded.
  *
- * Zero points: a stored 15 of v1 (4 bits) is z = 16, as the CUDA kernels read it; 255 of 8 bits is
- * refused, for readers disagree and 256 is no zero point of a byte. v1 and v2 differ by one step in
- * every weight, and files are labelled wrongly. Symmetric zero points have one legal value, so
- * there the tensors are held against the label. Of asymmetric ones the weights themselves tell:
- * their mean is near zero in units of a step, and one step away by the wrong label. That is refused
- * with the option that says which it is; 8-bit steps are too small to tell.
+ * Zero points of v1 are words minus 0x11111111 (4 bits), as the tools that write v1 today take them
+ * off: z = 0 borrows from its neighbour, so adding the same to the word gives every z back. 3-bit
+ * fields, which cross words, wrap one by one. (CUDA kernels add 1 to each field instead and read a
+ * borrowed neighbour one too low; where nothing was borrowed the readings agree.)
+ *
+ * v1 and v2 differ by one step in every weight, and files are labelled wrongly. Symmetric zero
+ * points have one legal value, so there the tensors are held against the label. Of asymmetric ones
+ * the weights themselves tell: their mean is near zero in units of a step, and one step away by the
+ * wrong label. That is refused with the option that says which it is; 8-bit steps are too small to
+ * tell.
  *
  * `dynamic` rules: the first matching key in file order decides, "-:" keeps a module unquantized,
  * fields that a rule lacks come from the top level. */
@@ -189,6 +194,21 @@ static void transpose_words(const uint8_t *src, int64_t rows, int64_t cols, uint
         }
 }
 
+static int64_t words_of(int64_t n, int bits)
+{
+    return bits == 3 ? (n + 31) / 32 * 3 : (n * bits + 31) / 32;
+}
+
+/* K as g_idx has it, where that many codes take these rows; else all that the rows hold. */
+static int64_t columns_of(const quant_ckpt *q, const char *module, int64_t rows, int bits)
+{
+    const ckpt_tensor *g;
+    if (quant__tensor(q, module, "g_idx", false, &g, NULL) == 0 && g && g->n_dims == 1 &&
+        g->shape[0] > 0 && g->shape[0] <= rows * 32 && words_of(g->shape[0], bits) == rows)
+        return g->shape[0];
+    return rows * 32 / bits;
+}
+
 static int shape_of(const quant_ckpt *q, const char *module, const qspec *s,
                     const ckpt_tensor **out, int64_t *N, int64_t *K, err *e)
 {
@@ -199,14 +219,11 @@ static int shape_of(const quant_ckpt *q, const char *module, const qspec *s,
     if (t->dtype != NUM_I32) return quant__wrong_type(t, "I32", e);
     if (t->n_dims != 2 || t->shape[0] < 1 || t->shape[1] < 1)
         return quant__wrong_shape(t, e, "expected [K * %d / 32, N]", bits);
-    if (t->shape[0] * 32 % bits)
-        return quant__wrong_shape(t, e, "%d-bit codes fill multiples of %d rows", bits, bits);
-    if (t->shape[1] * bits % 32)
-        return quant__wrong_shape(t, e, "%d-bit zero points need an N whose bits fill whole words",
-                                  bits);
+    if (bits == 3 && t->shape[0] % 3)
+        return quant__wrong_shape(t, e, "3-bit codes fill multiples of 3 rows");
     *out = t;
     *N = t->shape[1];
-    *K = t->shape[0] * 32 / bits;
+    *K = columns_of(q, module, t->shape[0], bits);
     return 0;
 }
 
@@ -225,6 +242,7 @@ static int load_codes(const quant__job *j, err *e)
     if (rc < 0) return rc;
     quant__packed_grid(j, N, K);
     qtensor *o = j->out;
+    o->row_bytes = (size_t)t->shape[0] * 4;
     rc = quant__own(o, (size_t)N, o->row_bytes, &p, e);
     if (rc < 0) return rc;
     transpose_words(t->data, t->shape[0], N, p);
@@ -290,25 +308,29 @@ static int load_scales(const quant__job *j, err *e)
 /* ---- zero points --------------------------------------------------------------------------------
  */
 
-/* Stored values as they are, minus 2^(b-1); [N, G]. */
-static int read_stored(const quant__job *j, const ckpt_tensor *t, int16_t **out, err *e)
+/* Zero points minus 2^(b-1), [N, G], of a tensor of the shape that load_zeros has checked. */
+static int read_zeros(const quant__job *j, const ckpt_tensor *t, bool v2, int8_t *out, err *e)
 {
     const qtensor *o = j->out;
-    int bits = num_infos[o->code].bits;
-    int64_t G = o->scale_cols, N = o->N;
-    size_t row = (size_t)(N * bits / 32) * 4;
-    if (t->dtype != NUM_I32) return quant__wrong_type(t, "I32", e);
-    if (t->n_dims != 2 || t->shape[0] != G || t->shape[1] != N * bits / 32)
-        return quant__wrong_shape(
-            t, e, "%lld groups of %lld zero points of %d bits need [%lld, %lld]", (long long)G,
-            (long long)N, bits, (long long)G, (long long)(N * bits / 32));
-    int rc = mem_alloc((void **)out, (size_t)(N * G) * sizeof **out, e);
+    int bits = num_infos[o->code].bits, half = 1 << (bits - 1), mask = 2 * half - 1;
+    uint32_t one = 0xffffffffu / (uint32_t)mask, w; /* 1 in every field */
+    int64_t G = o->scale_cols, words = t->shape[1];
+    uint8_t *row = NULL;
+    int rc = mem_alloc((void **)&row, (size_t)words * 4, e);
     if (rc < 0) return rc;
-    for (int64_t g = 0; g < G; g++)
-        for (int64_t n = 0; n < N; n++)
-            (*out)[n * G + g] =
-                (int16_t)((int)num_get_bits(t->data + (size_t)g * row, (size_t)n, bits) -
-                          (1 << (bits - 1)));
+    for (int64_t g = 0; g < G; g++) {
+        for (int64_t i = 0; i < words; i++) {
+            memcpy(&w, t->data + 4 * (size_t)(g * words + i), 4);
+            if (!v2 && bits != 3) w += one;
+            memcpy(row + 4 * i, &w, 4);
+        }
+        for (int64_t n = 0; n < o->N; n++) {
+            int z = (int)num_get_bits(row, (size_t)n, bits);
+            if (!v2 && bits == 3) z = (z + 1) & mask;
+            out[n * G + g] = (int8_t)(z - half);
+        }
+    }
+    mem_free(row);
     return 0;
 }
 
@@ -322,101 +344,89 @@ static int wrong_label(const quant__job *j, const ckpt_tensor *t, bool v2, const
         v2 ? "v1" : "v2", how, v2 ? "v1" : "v2", v2 ? "v2" : "v1");
 }
 
-/* Symmetric files have one zero point, 2^(b-1): 0 here. */
-static int check_symmetric(const quant__job *j, const ckpt_tensor *t, const quant__gptq *z,
-                           const int16_t *s, err *e)
+static bool all_zero(const int8_t *z, int64_t n, int64_t *at)
 {
-    int64_t n = j->out->N * j->out->scale_cols, mine = 0, other = 0, at = -1;
-    int add = z->v2 ? 0 : 1, half = 1 << (num_infos[j->out->code].bits - 1);
-    for (int64_t i = 0; i < n; i++) {
-        mine += s[i] + add == 0;
-        other += s[i] + 1 - add == 0;
-        if (at < 0 && s[i] + add != 0) at = i;
-    }
-    if (mine == n) return 0;
-    if (other == n && !z->told)
+    for (*at = 0; *at < n; ++*at)
+        if (z[*at]) return false;
+    return true;
+}
+
+/* Symmetric files have one zero point, 2^(b-1): 0 here. `other` is read by the other label. */
+static int check_symmetric(const quant__job *j, const ckpt_tensor *t, const quant__gptq *z,
+                           const int8_t *mine, const int8_t *other, err *e)
+{
+    int64_t G = j->out->scale_cols, n = j->out->N * G, at, ignored;
+    int half = 1 << (num_infos[j->out->code].bits - 1);
+    if (all_zero(mine, n, &at)) return 0;
+    if (!z->told && all_zero(other, n, &ignored))
         return wrong_label(j, t, z->v2, "every one is the symmetric one of that format", e);
     return err_set(e, ERR_FORMAT,
                    "%s: tensor '%s' holds the zero point %d (output %lld, group %lld), but %s says "
                    "symmetric, which is %d; if the weights are asymmetric, correct 'sym'",
-                   t->path, t->name, s[at] + add + half, (long long)(at / j->out->scale_cols),
-                   (long long)(at % j->out->scale_cols), j->q->where, half);
+                   t->path, t->name, mine[at] + half, (long long)(at / G), (long long)(at % G),
+                   j->q->where, half);
 }
 
-/* Mean of (code - stored zero point) over rows spread over the weight; false when they are few. */
-static bool mean_offset(const qtensor *o, const int16_t *s, double *out)
+/* Mean of code - zero point over rows spread over the weight; false when they are few. */
+static bool mean_steps(const qtensor *o, const int8_t *z, double *out)
 {
     enum { ROWS = 64, ENOUGH = 2048 };
     int64_t step = o->N > ROWS ? o->N / ROWS : 1, n = 0;
     double sum = 0;
-    int bits = num_infos[o->code].bits, half = 1 << (bits - 1);
     for (int64_t r = 0; r < o->N; r += step) {
-        const uint8_t *row = o->codes + (size_t)r * o->row_bytes;
-        int64_t row_sum = 0;
-        for (int64_t k = 0; k < o->K; k++) {
-            int u = (int)num_get_bits(row, (size_t)k, bits);
-            row_sum += (u ^ half) - half -
-                       s[r * o->scale_cols + (o->g_idx ? o->g_idx[k] : k / o->block_k)];
-        }
-        sum += (double)row_sum;
+        int64_t row = 0;
+        for (int64_t k = 0; k < o->K; k++)
+            row += qtensor_code(o, r, k) -
+                   z[r * o->scale_cols + (o->g_idx ? o->g_idx[k] : k / o->block_k)];
+        sum += (double)row;
         n += o->K;
     }
     *out = sum / (double)n;
-    return n >= ENOUGH && bits < 8;
+    return n >= ENOUGH;
 }
 
-/* v1 leaves a mean of about 1 step between codes and stored zero points, v2 of about 0. */
+/* By the right label the mean weight is about 0 steps, by the wrong one about 1. */
 static int check_asymmetric(const quant__job *j, const ckpt_tensor *t, const quant__gptq *z,
-                            const int16_t *s, err *e)
+                            const int8_t *mine, const int8_t *other, err *e)
 {
-    double m;
+    double m, o;
     char how[100];
-    if (z->told || !mean_offset(j->out, s, &m)) return 0;
-    double mine = z->v2 ? m : m - 1, other = z->v2 ? m - 1 : m;
-    if (fabs(mine) < 0.75 || fabs(mine) > 1.25 || fabs(other) > 0.25) return 0;
-    snprintf(how, sizeof how, "by the label the mean weight is %+.2f steps, else %+.2f", mine,
-             other);
+    if (z->told || num_infos[j->out->code].bits == 8 || !mean_steps(j->out, mine, &m)) return 0;
+    mean_steps(j->out, other, &o);
+    if (fabs(m) < 0.75 || fabs(m) > 1.25 || fabs(o) > 0.25) return 0;
+    snprintf(how, sizeof how, "by the label the mean weight is %+.2f steps, else %+.2f", m, o);
     return wrong_label(j, t, z->v2, how, e);
-}
-
-static int put_zeros(const quant__job *j, const ckpt_tensor *t, const quant__gptq *z,
-                     const int16_t *s, err *e)
-{
-    qtensor *o = j->out;
-    size_t n = (size_t)(o->N * o->scale_cols);
-    void *p;
-    int rc = quant__own(o, n, 1, &p, e);
-    if (rc < 0) return rc;
-    for (size_t i = 0; i < n; i++) {
-        int v = s[i] + (z->v2 ? 0 : 1);
-        if (v > INT8_MAX)
-            return err_set(
-                e, ERR_VALUE,
-                "%s: tensor '%s' stores 255 as 8-bit zero point (output %zu), which some "
-                "readers take for 0 and some for 256",
-                t->path, t->name, i / (size_t)o->scale_cols);
-        ((int8_t *)p)[i] = (int8_t)v;
-    }
-    o->zeros = p;
-    o->zero_type = NUM_I8;
-    return 0;
 }
 
 static int load_zeros(const quant__job *j, const quant__gptq *z, err *e)
 {
     const ckpt_tensor *t;
-    int16_t *s = NULL;
+    qtensor *o = j->out;
+    int bits = num_infos[o->code].bits;
+    int64_t G = o->scale_cols, words = words_of(o->N, bits);
+    int8_t *other = NULL;
+    void *mine;
     int rc = 0;
     TRY(quant__tensor(j->q, j->module, "qzeros", true, &t, e));
-    TRY(read_stored(j, t, &s, e));
+    if (t->dtype != NUM_I32) return quant__wrong_type(t, "I32", e);
+    if (t->n_dims != 2 || t->shape[0] != G || t->shape[1] != words)
+        return quant__wrong_shape(
+            t, e, "%lld groups of %lld zero points of %d bits need [%lld, %lld]", (long long)G,
+            (long long)o->N, bits, (long long)G, (long long)words);
+    TRY(quant__own(o, (size_t)o->N, (size_t)G, &mine, e));
+    TRY(mem_alloc((void **)&other, (size_t)(o->N * G), e));
+    TRY(read_zeros(j, t, z->v2, mine, e));
+    TRY(read_zeros(j, t, !z->v2, other, e));
     if (j->g->spec.w.asym) {
-        TRY(check_asymmetric(j, t, z, s, e));
-        rc = put_zeros(j, t, z, s, e);
+        TRY(check_asymmetric(j, t, z, mine, other, e));
+        o->zeros = mine;
+        o->zero_type = NUM_I8;
     } else {
-        rc = check_symmetric(j, t, z, s, e);
+        TRY(check_symmetric(j, t, z, mine, other, e));
     }
+    rc = 0;
 out:
-    mem_free(s);
+    mem_free(other);
     return rc;
 }
 

@@ -427,19 +427,62 @@ static void test_labels(void **state)
     qtensor_free(&t);
 }
 
-/* v1 stores z - 1 in b bits: 15 is 16. */
-static void test_stored_fifteen(void **state)
+/* The words of v1 are those of v2 minus 0x11111111: a zero point of 0 borrows from its neighbour.
+ */
+static void test_borrowed_zeros(void **state)
 {
     (void)state;
     made m;
     qtensor t;
     err e = {0};
+    const char *v1 = CONFIG("gptq", ", \"bits\": 4, \"group_size\": 64, \"sym\": false");
+    const int want[8] = {0, 8, 0, 0, 15, 1, 7, 0};
     make_weight(&m, false, 1);
-    m.z[0] |= 15;
-    CHECK_OK(load_made(&m, CONFIG("gptq", ", \"bits\": 4, \"group_size\": 64, \"sym\": false"),
-                       (quant_opts){0}, NULL, &t, &e));
-    assert_int_equal((int)qtensor_zero(&t, 0, 0), 8);
+    m.z[0] = 0;
+    for (int i = 0; i < 8; i++)
+        m.z[0] |= (uint32_t)want[i] << (4 * i);
+    m.z[0] -= 0x11111111u;
+    CHECK_OK(load_made(&m, v1, (quant_opts){.gptq_zeros = "v1"}, NULL, &t, &e));
+    for (int i = 0; i < 8; i++)
+        assert_int_equal((int)qtensor_zero(&t, i, 0) + 8, want[i]);
     qtensor_free(&t);
+}
+
+/* 44 inputs and 12 outputs, which fill no words: g_idx tells K, the rest of the words is padding.
+ */
+static void test_ragged(void **state)
+{
+    (void)state;
+    err e = {0};
+    uint32_t q[6 * 12], z[2 * 2];
+    int32_t g[44];
+    qtensor t;
+    quant_module d;
+    qbytes b = {0};
+    for (int i = 0; i < 72; i++)
+        q[i] = 0x76543210u;
+    for (int i = 0; i < 4; i++)
+        z[i] = 0x77777777u;
+    for (int k = 0; k < 44; k++)
+        g[k] = k / 32;
+    fx_tensor f[] = {{M ".qweight", NUM_I32, 2, {6, 12}, q},
+                     {M ".qzeros", NUM_I32, 2, {2, 2}, z},
+                     {M ".scales", NUM_F16, 2, {2, 12}, ones16},
+                     {M ".g_idx", NUM_I32, 1, {44}, g}};
+    opened o = write_and_open("ragged", CONFIG("gptq", ", \"bits\": 4, \"group_size\": 32"), f, 4,
+                              (quant_opts){0});
+    CHECK_OK(quant_load(o.q, M, &t, &e));
+    CHECK_OK(quant_describe(o.q, M, &d, &e));
+    CHECK_OK(quant_module_bytes(o.q, M, &b, &e));
+    assert_int_equal(t.K, 44);
+    assert_int_equal(d.K, 44);
+    assert_int_equal(b.codes, 44 * 12 / 2);
+    assert_int_equal(b.padding, 4 * 12 / 2 + 44 * 4);
+    float row[44];
+    qtensor_decode_row(&t, 11, row);
+    assert_true(row[43] == -5.0f && row[40] == -8.0f);
+    qtensor_free(&t);
+    close_it(&o);
 }
 
 /* ---- order of columns ---------------------------------------------------------------------------
@@ -588,9 +631,9 @@ int main(void)
         cmocka_unit_test(test_inspect),        cmocka_unit_test(test_gptq_words),
         cmocka_unit_test(test_gptq_widths),    cmocka_unit_test(test_awq_words),
         cmocka_unit_test(test_fast_fractions), cmocka_unit_test(test_labels),
-        cmocka_unit_test(test_stored_fifteen), cmocka_unit_test(test_act_order_runs),
-        cmocka_unit_test(test_rule_kinds),     cmocka_unit_test(test_dynamic),
-        cmocka_unit_test(test_side_files),
+        cmocka_unit_test(test_borrowed_zeros), cmocka_unit_test(test_ragged),
+        cmocka_unit_test(test_act_order_runs), cmocka_unit_test(test_rule_kinds),
+        cmocka_unit_test(test_dynamic),        cmocka_unit_test(test_side_files),
     };
     return cmocka_run_group_tests(tests, fx_setup, fx_teardown);
 }
