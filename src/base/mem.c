@@ -154,25 +154,31 @@ static uint64_t read_number(const char *path)
     return line[0] >= '0' && line[0] <= '9' ? strtoull(line, NULL, 10) : UINT64_MAX;
 }
 
-/* A "key value" line of memory.stat. */
-static uint64_t stat_value(const char *path, const char *key)
+/* Page cache of a cgroup, which the kernel takes back before it refuses memory: the two file lists
+ * of memory.stat, by the prefix of their keys. */
+static uint64_t page_cache(const char *path, const char *prefix)
 {
+    static const char *const lists[] = {"inactive_file", "active_file"};
     FILE *f = fopen(path, "r");
     if (!f) return 0;
-    char line[256];
-    size_t n = strlen(key);
+    char line[256], key[64];
     uint64_t out = 0;
     while (fgets(line, sizeof line, f))
-        if (!strncmp(line, key, n) && line[n] == ' ') out = strtoull(line + n, NULL, 10);
+        for (int i = 0; i < 2; i++) {
+            int n = snprintf(key, sizeof key, "%s%s ", prefix, lists[i]);
+            if (!strncmp(line, key, (size_t)n)) out += strtoull(line + n, NULL, 10);
+        }
     fclose(f);
     return out;
 }
 
 /* This process's cgroup path for a controller ("" = the unified hierarchy), from /proc/self/cgroup.
  */
-static bool cgroup_path(const char *controller, char *out, size_t cap)
+static bool cgroup_path(const char *root, const char *controller, char *out, size_t cap)
 {
-    FILE *f = fopen("/proc/self/cgroup", "r");
+    char file[PATH_MAX];
+    snprintf(file, sizeof file, "%s/proc/self/cgroup", root);
+    FILE *f = fopen(file, "r");
     if (!f) return false;
     char line[PATH_MAX];
     bool found = false;
@@ -190,21 +196,30 @@ static bool cgroup_path(const char *controller, char *out, size_t cap)
     return found;
 }
 
+typedef struct cgroup_kind { /* of hierarchies */
+    const char *controller, *folder, *limit, *usage, *cache, *says;
+} cgroup_kind;
+static const cgroup_kind cgroup_kinds[] = {{"", "/sys/fs/cgroup", "memory.max", "memory.current",
+                                            "", "cgroup v2 memory.max less memory.current"},
+                                           {"memory", "/sys/fs/cgroup/memory",
+                                            "memory.limit_in_bytes", "memory.usage_in_bytes",
+                                            "total_", "cgroup v1 memory limit less usage"}};
+
 /* Headroom of one cgroup folder and its parents: limit - (usage - reclaimable page cache). */
-static uint64_t headroom(const char *root, char *path, const char *limit, const char *usage,
-                         const char *cache)
+static uint64_t headroom(const char *root, const cgroup_kind *k)
 {
     uint64_t best = UINT64_MAX;
-    char file[PATH_MAX + 96]; /* a root, the path, a file name */
+    char path[PATH_MAX], file[2 * PATH_MAX + 96];
+    if (!cgroup_path(root, k->controller, path, sizeof path)) return best;
     for (;;) {
-        snprintf(file, sizeof file, "%s%s/%s", root, path, limit);
+        snprintf(file, sizeof file, "%s%s%s/%s", root, k->folder, path, k->limit);
         uint64_t max = read_number(file);
         /* cgroup v1 writes PAGE_COUNTER_MAX for "unlimited". */
         if (max < (uint64_t)1 << 60) {
-            snprintf(file, sizeof file, "%s%s/%s", root, path, usage);
+            snprintf(file, sizeof file, "%s%s%s/%s", root, k->folder, path, k->usage);
             uint64_t used = read_number(file);
-            snprintf(file, sizeof file, "%s%s/memory.stat", root, path);
-            uint64_t soft = stat_value(file, cache);
+            snprintf(file, sizeof file, "%s%s%s/memory.stat", root, k->folder, path);
+            uint64_t soft = page_cache(file, k->cache);
             if (used == UINT64_MAX) used = 0;
             used -= soft < used ? soft : used;
             uint64_t left = max > used ? max - used : 0;
@@ -217,27 +232,27 @@ static uint64_t headroom(const char *root, char *path, const char *limit, const 
     return best;
 }
 
-uint64_t mem_available_bytes(const char **source)
+uint64_t mem_available_under(const char *root, const char **source)
 {
-    uint64_t best = proc_kb("/proc/meminfo", "MemAvailable:");
+    char file[PATH_MAX];
+    snprintf(file, sizeof file, "%s/proc/meminfo", root);
+    uint64_t best = proc_kb(file, "MemAvailable:");
     const char *from = "MemAvailable of /proc/meminfo";
-    char path[PATH_MAX];
     if (best == UINT64_MAX) {
         best = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
         from = "physical memory";
     }
-    if (cgroup_path("", path, sizeof path)) {
-        uint64_t v =
-            headroom("/sys/fs/cgroup", path, "memory.max", "memory.current", "inactive_file");
-        if (v < best) best = v, from = "cgroup v2 memory.max less memory.current";
-    }
-    if (cgroup_path("memory", path, sizeof path)) {
-        uint64_t v = headroom("/sys/fs/cgroup/memory", path, "memory.limit_in_bytes",
-                              "memory.usage_in_bytes", "total_inactive_file");
-        if (v < best) best = v, from = "cgroup v1 memory limit less usage";
+    for (size_t i = 0; i < sizeof cgroup_kinds / sizeof *cgroup_kinds; i++) {
+        uint64_t v = headroom(root, &cgroup_kinds[i]);
+        if (v < best) best = v, from = cgroup_kinds[i].says;
     }
     if (source) *source = from;
     return best;
+}
+
+uint64_t mem_available_bytes(const char **source)
+{
+    return mem_available_under("", source);
 }
 
 /* ---- arena --------------------------------------------------------------------------------------

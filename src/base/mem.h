@@ -30,6 +30,8 @@ void mem_rss_sample(void);         /* call at interesting points (after each lay
 /* Bytes that may still be allocated: min(MemAvailable, cgroup v1/v2 headroom with reclaimable page
  * cache not counted as used). *source gets a static string that names which one it was. */
 uint64_t mem_available_bytes(const char **source);
+/* The same with /proc and /sys/fs/cgroup under another folder: for tests. */
+uint64_t mem_available_under(const char *root, const char **source);
 
 typedef struct arena arena;
 arena *arena_make(void);

@@ -1,7 +1,9 @@
 /* Errors, memory, CPU features. */
 #include "check.h"
 #include <errno.h>
+#include <unistd.h>
 #include "base/cpu.h"
+#include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/utf8.h"
@@ -95,6 +97,85 @@ static void what_is_left(void **state)
     assert_true(mem_rss_peak_bytes() + (1 << 20) >=
                 during); /* the counters of the kernel lag a little */
     print_message("%.1f GB left by %s\n", (double)left / 1e9, from);
+}
+
+static void put(const char *root, const char *name, const char *text)
+{
+    err e = {0};
+    char *path = xasprintf("%s/%s", root, name), *slash = strrchr(path, '/');
+    *slash = 0;
+    CHECK_OK(file_mkdirs(path, &e));
+    *slash = '/';
+    CHECK_OK(file_write_atomic(path, text, strlen(text), &e));
+    free(path);
+}
+
+/* The smaller of the machine and the cgroup, page cache not counted as used, v1 and v2, limits of
+ * parents, the words for "unlimited". Numbers in MB. */
+static void limits_and_their_sources(void **state)
+{
+    (void)state;
+#define MB      "000000"
+#define V2      "sys/fs/cgroup/a/b/"
+#define V1      "sys/fs/cgroup/memory/box/"
+#define NO_V1   "9223372036854771712\n"
+#define STAT(p) "anon 1\n" p "inactive_file 100" MB "\n" p "active_file 200" MB "\nfile 999" MB "\n"
+    static const struct {
+        const char *files[12]; /* name, text, ... */
+        uint64_t mb;
+        const char *says;
+    } c[] = {
+        {{"proc/self/cgroup", "0::/\n"}, 4000, "MemAvailable"},
+        {{"proc/self/cgroup", "0::/a/b\n", V2 "memory.max", "600" MB "\n", V2 "memory.current",
+          "350" MB "\n"},
+         250,
+         "cgroup v2"},
+        {{"proc/self/cgroup", "0::/a/b\n", V2 "memory.max", "600" MB "\n", V2 "memory.current",
+          "350" MB "\n", V2 "memory.stat", STAT("")},
+         550,
+         "cgroup v2"}, /* the checkpoint was read: its pages can go */
+        {{"proc/self/cgroup", "0::/a/b\n", V2 "memory.max", "max\n", V2 "memory.current",
+          "350" MB "\n"},
+         4000,
+         "MemAvailable"},
+        {{"proc/self/cgroup", "0::/a/b\n", V2 "memory.max", "max\n", "sys/fs/cgroup/a/memory.max",
+          "500" MB "\n", "sys/fs/cgroup/a/memory.current", "100" MB "\n"},
+         400,
+         "cgroup v2"}, /* the parent's limit holds too */
+        {{"proc/self/cgroup", "0::/docker/of/the/host\n", "sys/fs/cgroup/memory.max", "700" MB "\n",
+          "sys/fs/cgroup/memory.current", "100" MB "\n"},
+         600,
+         "cgroup v2"}, /* a container that sees its own group as the root */
+        {{"proc/self/cgroup", "0::/a/b\n", V2 "memory.max", "100" MB "\n", V2 "memory.current",
+          "350" MB "\n"},
+         0,
+         "cgroup v2"},
+        {{"proc/self/cgroup", "5:cpu:/\n4:memory:/box\n", V1 "memory.limit_in_bytes", "900" MB "\n",
+          V1 "memory.usage_in_bytes", "650" MB "\n", V1 "memory.stat", STAT("total_")},
+         550,
+         "cgroup v1"},
+        {{"proc/self/cgroup", "4:memory:/box\n", V1 "memory.limit_in_bytes", NO_V1,
+          V1 "memory.usage_in_bytes", "650" MB "\n"},
+         4000,
+         "MemAvailable"},
+        {{"proc/self/cgroup", "0::/\n", "sys/fs/cgroup/memory.max", "90000" MB "\n",
+          "sys/fs/cgroup/memory.current", "1" MB "\n"},
+         4000,
+         "MemAvailable"}, /* a limit above what the machine has */
+    };
+    for (size_t i = 0; i < sizeof c / sizeof *c; i++) {
+        err e = {0};
+        char root[] = "/tmp/tare_limits_XXXXXX";
+        const char *from;
+        assert_non_null(mkdtemp(root));
+        put(root, "proc/meminfo", "MemTotal: 9000000 kB\nMemAvailable: 3906250 kB\n");
+        for (int k = 0; k < 12 && c[i].files[k]; k += 2)
+            put(root, c[i].files[k], c[i].files[k + 1]);
+        uint64_t left = mem_available_under(root, &from);
+        if (left != c[i].mb * 1000000 || !strstr(from, c[i].says))
+            fail_msg("case %d: %llu bytes by %s", (int)i, (unsigned long long)left, from);
+        CHECK_OK(file_remove_tree(root, &e));
+    }
 }
 
 static void arenas(void **state)
@@ -245,6 +326,7 @@ int main(void)
         cmocka_unit_test(error_messages),
         cmocka_unit_test(sizes_do_not_wrap),
         cmocka_unit_test(what_is_left),
+        cmocka_unit_test(limits_and_their_sources),
         cmocka_unit_test(arenas),
         cmocka_unit_test(buffers),
         cmocka_unit_test(features_as_the_kernel_says),
