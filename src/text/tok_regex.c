@@ -29,14 +29,39 @@ struct tok_match {
     pcre2_jit_stack *stack;
 };
 
-/* Copies the pattern with \s, \S and \h spelt out; *simple tells whether [..\S..] was left. */
+/* \p{Han}: Oniguruma means characters of the script, PCRE2 those that it also uses (commas, digits
+ * in circles …) unless it is told "sc:". Names of categories have one or two letters. Bytes taken.
+ */
+static size_t script_name(buf *out, const char *p, size_t n)
+{
+    size_t i = 2, k;
+    if (n < 6 || (p[0] != 'p' && p[0] != 'P') || p[1] != '{') return 0;
+    i += p[i] == '^';
+    for (k = i; k < n && (((p[k] | 32) >= 'a' && (p[k] | 32) <= 'z') || p[k] == '_');)
+        k++;
+    if (k - i < 3 || k >= n || p[k] != '}') return 0;
+    char *one = xasprintf("\\p{sc:%.*s}", (int)(k - i), p + i);
+    int code;
+    PCRE2_SIZE at;
+    pcre2_code *c = pcre2_compile((PCRE2_SPTR)one, strlen(one), PCRE2_UTF, &code, &at, NULL);
+    free(one);
+    if (!c) return 0;
+    pcre2_code_free(c);
+    buf_printf(out, "\\%.*ssc:%.*s}", (int)i, p, (int)(k - i), p + i);
+    return k + 1;
+}
+
+/* Copies the pattern with \s, \S, \h and scripts spelt out. */
 static void translate(buf *out, const char *p, size_t n)
 {
     int depth = 0; /* inside [...] */
     for (size_t i = 0; i < n; i++) {
         if (p[i] == '\\' && i + 1 < n) {
             char c = p[++i];
-            if (c == 's') {
+            size_t taken = script_name(out, p + i, n - i);
+            if (taken) {
+                i += taken - 1;
+            } else if (c == 's') {
                 buf_puts(out, depth ? SPACES : "[" SPACES "]");
             } else if (c == 'S' && !depth) {
                 buf_puts(out, "[^" SPACES "]");

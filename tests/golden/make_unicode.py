@@ -161,7 +161,7 @@ def category_rows(a):
             continue
         theirs.update((c, g) for c in a["re_" + g])
         ours.update((c, g) for c in by_pcre2(r"\p{%s}" % g))
-    ours_han = by_pcre2(r"\p{Han}")
+    ours_han = by_pcre2(r"\p{sc:Han}")
     for c in ALL:
         if theirs[c] == ours[c] and (c in a["re_Han"]) == (c in ours_han):
             continue

@@ -63,7 +63,7 @@ WORDS = ["the", "The", "hello", "world", "low", "lower", "newest", "widest", "do
          "2024", "3.14", "naïve", "Straße", "ﬁn", "Å", "e\u0301", "한국어", "각", "中文字", "日本", "ア", "русский", "עברית",
          "🙂", "👩\u200d👩\u200d👧", "👍🏽", "\u0130", "\u017f", "\u212a", "①", "Ⅷ", "½", "١٢٣", "a_b", "<0x41>", "<s>",
          "</s>", "[UNK]", "[CLS]", "##er", "ÀÉ", "ΑΣ", "ậ…", "\u00aa\u0300", "a\u0300\u0301", "ἐνθάδ᾽", "ﬀ", "㍿", "\u0600a",
-         "\U000323a0", "\U00010d50", "\u1c89", "\u32ff", "\U0001e030", "\uFFFD", "\ufeff", "ー", "カタカナ", "。", "don 't .",
+         "\U000323a0", "\U00010d50", "\u1c89", "\u32ff", "\U0001e030", "\uFFFD", "\ufeff", "ー", "カタカナ", "。", "①、ひ〇々", "don 't .",
          "</s>", "<mask>", "<|im_start|>", "<pad>", "▁", "Ġ", "▁low", "...", "?!", "«q»", "—", "$5", "a\u200bb", "\x00", "\x7f"]
 SPACES = ["", " ", "  ", "   ", "\n", "\n\n", " \n", "\t", "\r\n", "\u00a0", "\u3000", "\u2028", "\u180e", "\u200b", "\x1c", "\x85"]
 
@@ -262,7 +262,7 @@ CHARSMAPS = {"own rules": base64.b64encode(zlib.decompress(base64.b64decode(
     "wEM8yCM8zDwe5XEeo5YnqKeOp3iS+TTwNAt4lmd4nudYxEKWsJilNPICTTTzIsto4SWWs5IVrGYVL7OGNlp5lVd4nddYyxu0s4436cDaxXo20M"
     "k7vM0mNib1g1LR2ZqKzfKuwlS8m0Te5z22soUP+NR2fyR+yCd8zGf/1yO+4HO+pJuv+YpeeviWb/ie7/iRH9iW1LtT0UtPdSp+9v0T2/mFHfzK"
     "7/zGH+zkT3bxF7v5mz38w17+418ir6s28isKIp1OewxFHkCx5S+x+KWWszz2AakvnQk="))).decode()}
-CLASSES = [r"\p{L}+", r"\p{N}", r"\p{M}", r"[^\s\p{L}\p{N}]+", r"\w+", r"\W", r"\d", r"[\w']+", r"\b", r"^.", r".$", r"\p{Han}+", r"[[:punct:]]",
+CLASSES = [r"\p{L}+", r"\p{N}", r"\p{M}", r"[^\s\p{L}\p{N}]+", r"\w+", r"\W", r"\d", r"[\w']+", r"\b", r"^.", r".$", r"\p{Han}+", r"[\p{Hiragana}\p{Latin}]+", r"\P{Han}", r"\p{^Cyrillic}+", r"[[:punct:]]",
            r"[[:alpha:]]+", r"\s+(?!\S)|\s+", "(?i:ſ|k|ß)", r"\h+", r"\p{Lu}\p{Ll}+", r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+", r"\p{N}{1,3}+"]
 
 
