@@ -37,25 +37,39 @@ def run(*args, **env):
     return p.returncode, (p.stderr or p.stdout).strip()
 
 
-def tensors(path):
-    """All tensors; bfloat16, which numpy lacks, as float32."""
-    out = {}
+TYPES = {"I32": "<i4", "I16": "<i2", "F16": "<f2", "F32": "<f4", "U8": "u1", "I8": "i1", "I64": "<i8", "BF16": "<u2"}
+
+
+def raw(path):
+    """name -> (type, array); bfloat16, which numpy lacks, as its bits."""
     with open(path, "rb") as f:
         data = f.read()
     n = int.from_bytes(data[:8], "little")
-    types = {"I32": "<i4", "I16": "<i2", "F16": "<f2", "F32": "<f4", "U8": "u1", "I8": "i1", "I64": "<i8"}
-    for name, d in json.loads(data[8:8 + n]).items():
-        if name == "__metadata__":
-            continue
-        lo, hi = (8 + n + x for x in d["data_offsets"])
-        if d["dtype"] == "BF16":
-            v = (np.frombuffer(data[lo:hi], "<u2").astype("<u4") << 16).view("<f4")
-        elif d["dtype"] in types:
-            v = np.frombuffer(data[lo:hi], types[d["dtype"]])
-        else:
-            continue
-        out[name] = v.reshape(d["shape"])
-    return out
+    head = json.loads(data[8:8 + n])
+    return {name: (d["dtype"], np.frombuffer(data[8 + n + d["data_offsets"][0]:8 + n + d["data_offsets"][1]],
+                                             TYPES[d["dtype"]]).reshape(d["shape"]))
+            for name, d in head.items() if name != "__metadata__" and d["dtype"] in TYPES}
+
+
+def tensors(path):
+    """All tensors; bfloat16 as float32."""
+    return {k: (v.astype("<u4") << 16).view("<f4") if t == "BF16" else v for k, (t, v) in raw(path).items()}
+
+
+def write(folder, config, named):
+    """A checkpoint of name -> (type, array)."""
+    os.makedirs(folder, exist_ok=True)
+    head, body = {}, b""
+    for name, (kind, v) in named.items():
+        v = np.ascontiguousarray(v, TYPES[kind])
+        head[name] = {"dtype": kind, "shape": list(v.shape), "data_offsets": [len(body), len(body) + v.nbytes]}
+        body += v.tobytes()
+    text = json.dumps(head).encode()
+    text += b" " * (-len(text) % 8)
+    with open(os.path.join(folder, "model.safetensors"), "wb") as f:
+        f.write(len(text).to_bytes(8, "little") + text + body)
+    with open(os.path.join(folder, "config.json"), "w") as f:
+        json.dump(config, f)
 
 
 # ---- the reader -------------------------------------------------------------------------------------------------
@@ -203,6 +217,10 @@ def check_back(path, to, tmp):
         same = all(np.array_equal(x[i], y[i]) for i in (0, 1, 3)) and np.array_equal(x[2].astype(f32), y[2].astype(f32))
         if not same:
             return report(False, name, m)
+    ids = list(range(3, 40))
+    d = difference(dump(path, ids, tmp), dump(out, ids, tmp))
+    if d > 1e-3:
+        return report(False, name, f"logits differ by {d:.1e}")
     with open(os.path.join(out, "config.json")) as f:
         config = json.load(f)["quantization_config"]
     side = os.path.join(out, "quantize_config.json")
@@ -228,6 +246,32 @@ def check_quantize(scheme, to, tmp):
     report(0 < worst < 1.01, name, f"largest error {worst:.2f} steps")
 
 
+def check_head(path, tmp):
+    """A quantized lm_head (here packed by numpy, 4 bits, groups of 128) runs as its plain copy does."""
+    name = os.path.basename(path) + "_lm_head"
+    with open(os.path.join(path, "config.json")) as f:
+        config = json.load(f)
+    t = raw(os.path.join(path, "model.safetensors"))
+    w = tensors(os.path.join(path, "model.safetensors"))["lm_head.weight"]
+    N, K = w.shape
+    g = w.reshape(N, K // 128, 128)
+    s = (np.abs(g).max(2) / 7).astype("<f2")
+    q = np.clip(np.round(g / s.astype(f32)[..., None]) + 8, 0, 15).astype("<u4").reshape(N, K)
+    words = (q.reshape(N, K // 8, 8) << (4 * np.arange(8, dtype="<u4"))).sum(2, dtype="<u4").T
+    del t["lm_head.weight"]
+    plain = dict(t, **{"lm_head.weight": ("F32", (q.astype(f32) - 8) * np.repeat(s.astype(f32), 128, axis=1))})
+    packed = dict(t, **{"lm_head.qweight": ("I32", words.view("<i4")), "lm_head.scales": ("F16", s.T),
+                        "lm_head.qzeros": ("I32", np.full((K // 128, N // 8), 0x77777777)),
+                        "lm_head.g_idx": ("I32", np.arange(K) // 128)})
+    write(os.path.join(tmp, "head_plain"), config, plain)
+    config["quantization_config"].update(lm_head=True, dynamic=dict(
+        {"+:^lm_head$": {"bits": 4, "group_size": 128, "sym": True}}, **config["quantization_config"].get("dynamic", {})))
+    write(os.path.join(tmp, "head_packed"), config, packed)
+    ids = list(range(3, 40))
+    d = difference(dump(os.path.join(tmp, "head_plain"), ids, tmp), dump(os.path.join(tmp, "head_packed"), ids, tmp))
+    report(d <= 1e-3, name, f"{d:.1e}")
+
+
 def main():
     cases = sorted(p for k in ("gptq", "awq", "auto_round") for p in glob.glob(os.path.join(FOLDER, k + "_*")))
     with tempfile.TemporaryDirectory() as tmp:
@@ -237,6 +281,9 @@ def main():
             if "mxfp4" not in path:
                 check_back(path, "gptq", tmp)
                 check_back(path, "awq", tmp)
+        for path in cases:
+            if os.path.basename(path) in ("gptq_w3_g64", "gptq_dynamic_rules", "gptq_moe_w4_g128"):
+                check_head(path, tmp)
         for scheme, to in (("w:int4,g128", "gptq"), ("w:int4,g64,asym", "gptq"), ("w:int3,g64", "gptq"),
                            ("w:int8,channel", "gptq"), ("w:int4,g64,asym", "awq"), ("w:int4,g128", "awq")):
             check_quantize(scheme, to, tmp)
