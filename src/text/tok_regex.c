@@ -18,6 +18,11 @@
     "\\x09-\\x0d\\x20\\x85\\xa0\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}"            \
     "\\x{205f}\\x{3000}"
 
+/* \w of Oniguruma: letters, marks, digits, connectors, and what else it calls a word. */
+#define WORDS                                                                                      \
+    "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\xb2\\xb3\\xb9\\xbc-\\xbe\\x{24b6}-\\x{24e9}"               \
+    "\\x{1f130}-\\x{1f149}\\x{1f150}-\\x{1f169}\\x{1f170}-\\x{1f189}"
+
 struct tok_regex {
     pcre2_code *code;
     bool jit, literal;
@@ -51,7 +56,7 @@ static size_t script_name(buf *out, const char *p, size_t n)
     return k + 1;
 }
 
-/* Copies the pattern with \s, \S, \h and scripts spelt out. */
+/* Copies the pattern with \s, \S, \w, \W, \h, [:punct:] and scripts spelt out. */
 static void translate(buf *out, const char *p, size_t n)
 {
     int depth = 0; /* inside [...] */
@@ -63,6 +68,10 @@ static void translate(buf *out, const char *p, size_t n)
                 i += taken - 1;
             } else if (c == 's') {
                 buf_puts(out, depth ? SPACES : "[" SPACES "]");
+            } else if (c == 'w') {
+                buf_puts(out, depth ? WORDS : "[" WORDS "]");
+            } else if (c == 'W' && !depth) {
+                buf_puts(out, "[^" WORDS "]");
             } else if (c == 'S' && !depth) {
                 buf_puts(out, "[^" SPACES "]");
             } else if (c == 'h') {
@@ -71,6 +80,13 @@ static void translate(buf *out, const char *p, size_t n)
                 buf_putc(out, '\\');
                 buf_putc(out, c);
             }
+            continue;
+        }
+        bool punct = depth && n - i > 9 && !memcmp(p + i, "[:punct:]", 9);
+        bool alpha = depth && n - i > 9 && !memcmp(p + i, "[:alpha:]", 9);
+        if (punct || alpha) {
+            buf_puts(out, punct ? "\\p{P}\\p{S}" : "\\p{Alphabetic}");
+            i += 8;
             continue;
         }
         if (p[i] == '[') {

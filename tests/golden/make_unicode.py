@@ -235,7 +235,8 @@ Where they differ the library's answer counts. The tables in `src/text/tok_unico
 | `Lowercase` | Rust, Unicode 17 | utf8proc and the differences |
 | `UnicodeScripts` | a table of its own | table |
 
-What remains: a regular expression that names a script other than Han (`\\p{Cyrillic}` …) sees PCRE2's script for characters added
+What remains: `[[:alpha:]]` is PCRE2's property Alphabetic (marks such as 363-36F have it only since Unicode 16); a regular expression that
+names a script other than Han (`\\p{Cyrillic}` …) sees PCRE2's script for characters added
 since; one that names a script younger than PCRE2's Unicode is refused; grapheme clusters in `Precompiled` are utf8proc's
 (Unicode 15: no rule for Indic conjuncts, which matters only behind a cluster of three bytes and more).
 
