@@ -119,7 +119,7 @@ int bake__config(ckpt *c, const char *quant, num_dtype dtype, const bake_tie *ti
         put(o, "torch_dtype", cJSON_CreateString(name));
     }
     if (origin && *origin) put(o, "tare_origin", cJSON_Parse(origin));
-    if (quant) put(o, "quantization_config", cJSON_Parse(quant));
+    if (quant) put(o, "quantization_config", cJSON_CreateRaw(quant)); /* 6.0 stays 6.0 */
     char *text = cJSON_Print(o);
     if (text) {
         buf_puts(out, text);

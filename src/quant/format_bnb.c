@@ -544,7 +544,8 @@ int quant__bnb_emit_config(jw *j, const qspec *s, char *const *ignore, int n_ign
     for (int i = 0; i < n_ignore; i++)
         jw_str(j, ignore[i]);
     jw_end_arr(j);
-    jw_kf64(j, "llm_int8_threshold", 6);
+    jw_key(j, "llm_int8_threshold");
+    jw_raw(j, "6.0"); /* its reader takes no integer */
     jw_kbool(j, "load_in_4bit", four);
     jw_kbool(j, "load_in_8bit", !four);
     jw_kstr(j, "quant_method", "bitsandbytes");
