@@ -99,10 +99,10 @@ $(BUILD)/cuda/%.o: src/%.cu $(wildcard src/kern/cuda/*.cuh src/kern/cuda/*.h) Ma
 	@mkdir -p $(@D)
 	@echo "  NVCC  $<"
 	@$(NVCC) $(NVFLAGS) -c -o $@ $< >$(@:.o=.log) 2>&1 || { cat $(@:.o=.log); exit 1; }
-$(BUILD)/cuda/bench/%: bench/cuda/%.cu $(CU_OBJS)
+$(BUILD)/cuda/bench/%: bench/cuda/%.cu $(CU_OBJS) bench/cuda/bench.cuh
 	@mkdir -p $(@D)
 	@echo "  NVCC  $@"
-	@$(NVCC) $(NVFLAGS) -cudart static -o $@ $^ >$@.log 2>&1 || { cat $@.log; exit 1; }
+	@$(NVCC) $(NVFLAGS) -cudart static -o $@ $(filter %.cu %.o,$^) >$@.log 2>&1 || { cat $@.log; exit 1; }
 
 eval: all
 	@tools/eval_full.sh $(BUILD)

@@ -4,34 +4,9 @@
  * is found in the L2, median of replays. GB/s count weights and scales; the roof is a read sweep of
  * the same run. Exit 1 when a result is wrong. */
 #include "kern/cuda/small.h"
-#include <algorithm>
+#include "bench.cuh"
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <cuda_bf16.h>
-#include <cuda_runtime.h>
-#include <vector>
-
-#define CK(x)                                                                                      \
-    do {                                                                                           \
-        cudaError_t rc_ = (x);                                                                     \
-        if (rc_ != cudaSuccess) {                                                                  \
-            fprintf(stderr, "%s: %s (line %d)\n", #x, cudaGetErrorString(rc_), __LINE__);          \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
-
-static uint64_t seed = 88172645463325252ull;
-static uint32_t rnd(void)
-{
-    seed ^= seed << 13, seed ^= seed >> 7, seed ^= seed << 17;
-    return (uint32_t)(seed >> 32);
-}
-static float uniform(void)
-{
-    return (float)((int)(rnd() % 20001) - 10000) / 10000.0f;
-}
 
 static const char *const names[SMALL_FORMATS] = {"int4", "e4m3", "bf16"};
 
@@ -43,13 +18,6 @@ struct weight { /* codes on the host, their values, packed on the device `copies
     int rows;
     uint8_t *dev;
 };
-
-static float e4m3(uint8_t b)
-{
-    int e = b >> 3 & 15, m = b & 7;
-    float v = e ? ldexpf((float)(8 + m), e - 10) : ldexpf((float)m, -9);
-    return b & 128 ? -v : v;
-}
 
 /* A block of distinct rows, repeated down N: values are checked on it, bytes are what they are. */
 static weight make_weight(small_format f, int N, int K)
@@ -76,7 +44,7 @@ static weight make_weight(small_format f, int N, int K)
             uint8_t c = (uint8_t)(f == SMALL_INT4 ? rnd() & 15 : rnd());
             if (f == SMALL_E4M3 && (c & 127) == 127) c ^= 1; /* NaN */
             codes[i] = c;
-            w.value[i] = s * (f == SMALL_INT4 ? (float)c - 8 : e4m3(c));
+            w.value[i] = s * (f == SMALL_INT4 ? (float)c - 8 : e4m3_value(c));
         }
     }
     size_t part = small_packed_bytes(f, w.rows, K);
@@ -91,43 +59,13 @@ static weight make_weight(small_format f, int N, int K)
     return w;
 }
 
-static double median(std::vector<float> v)
+static double time_product(const weight &w, small_call c, int pdl, cudaStream_t st)
 {
-    std::sort(v.begin(), v.end());
-    return v[v.size() / 2];
-}
-
-static double time_graph(const weight &w, small_call c, int pdl, cudaStream_t st)
-{
-    const int runs = 24;
-    cudaGraph_t g;
-    cudaGraphExec_t ge;
-    cudaEvent_t e0, e1;
-    std::vector<float> us;
     c.pdl = pdl;
-    CK(cudaStreamBeginCapture(st, cudaStreamCaptureModeThreadLocal));
-    for (int i = 0; i < runs; i++) {
+    return time_graph(st, 24, [&](int i) {
         c.w = w.dev + (size_t)(i % w.copies) * w.bytes;
         small_run(&c);
-    }
-    CK(cudaStreamEndCapture(st, &g));
-    CK(cudaGraphInstantiate(&ge, g, 0));
-    CK(cudaEventCreate(&e0));
-    CK(cudaEventCreate(&e1));
-    for (int i = 0; i < 13; i++) {
-        float ms;
-        CK(cudaEventRecord(e0, st));
-        CK(cudaGraphLaunch(ge, st));
-        CK(cudaEventRecord(e1, st));
-        CK(cudaEventSynchronize(e1));
-        CK(cudaEventElapsedTime(&ms, e0, e1));
-        if (i >= 3) us.push_back(ms * 1000 / runs);
-    }
-    cudaGraphExecDestroy(ge);
-    cudaGraphDestroy(g);
-    cudaEventDestroy(e0);
-    cudaEventDestroy(e1);
-    return median(us);
+    });
 }
 
 static int check(const weight &w, const std::vector<float> &x, const std::vector<float> &y, int M,
@@ -175,7 +113,7 @@ static int one(const weight &w, int M, double roof, cudaStream_t st)
     CK(cudaStreamSynchronize(st));
     CK(cudaMemcpy(y.data(), dy, y.size() * 4, cudaMemcpyDeviceToHost));
     int bad = check(w, x, y, M, &err);
-    double us = time_graph(w, c, 0, st), pdl = time_graph(w, c, 1, st);
+    double us = time_product(w, c, 0, st), pdl = time_product(w, c, 1, st);
     printf("%-5s N %6d K %6d M %d %8.2f us %5.2f TB/s %3.0f %%  pdl %8.2f us %5.2f TB/s %3.0f %%  "
            "err %.1e%s  (%s)\n",
            names[w.f], w.N, w.K, M, us, w.bytes / us / 1e6, 100 * w.bytes / us / 1e6 / roof, pdl,
@@ -183,40 +121,6 @@ static int one(const weight &w, int M, double roof, cudaStream_t st)
            small_entry(w.f, w.K, M));
     cudaFree(dx), cudaFree(dy);
     return bad;
-}
-
-__global__ void sweep(const uint4 *p, size_t n, uint4 *out)
-{
-    uint4 s = {0, 0, 0, 0};
-    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n;
-         i += (size_t)gridDim.x * blockDim.x) {
-        uint4 v = __ldcs(p + i);
-        s.x ^= v.x, s.y ^= v.y, s.z ^= v.z, s.w ^= v.w;
-    }
-    if (s.x == 0x12345678 && s.y == s.z) *out = s;
-}
-
-static double measure_roof(cudaStream_t st)
-{
-    const size_t bytes = (size_t)2 << 30;
-    uint4 *p;
-    cudaEvent_t e0, e1;
-    std::vector<float> ms;
-    CK(cudaMalloc(&p, bytes));
-    CK(cudaMemset(p, 0x5a, bytes));
-    CK(cudaEventCreate(&e0));
-    CK(cudaEventCreate(&e1));
-    for (int i = 0; i < 12; i++) {
-        float t;
-        CK(cudaEventRecord(e0, st));
-        sweep<<<528, 1024, 0, st>>>(p, bytes / 16, p);
-        CK(cudaEventRecord(e1, st));
-        CK(cudaEventSynchronize(e1));
-        CK(cudaEventElapsedTime(&t, e0, e1));
-        if (i >= 3) ms.push_back(t);
-    }
-    cudaFree(p);
-    return (double)bytes / median(ms) / 1e9;
 }
 
 int main(void)

@@ -81,6 +81,15 @@ PTX void ptx_mbar_arrive_at(uint32_t bar, uint32_t rank)
         "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(ptx_at_rank(bar, rank))
         : "memory");
 }
+PTX float ptx_get_f32(uint32_t at, uint32_t rank)
+{
+    float v;
+    asm volatile("ld.shared::cluster.f32 %0, [%1];"
+                 : "=f"(v)
+                 : "r"(ptx_at_rank(at, rank))
+                 : "memory");
+    return v;
+}
 /* Stores v in the block of that rank; its barrier counts the 4 bytes. */
 PTX void ptx_send_f32(uint32_t to, uint32_t bar, uint32_t rank, float v)
 {
@@ -119,6 +128,12 @@ PTX uint4 ptx_lds128(uint32_t at)
                  : "r"(at));
     return v;
 }
+PTX uint2 ptx_lds64(uint32_t at)
+{
+    uint2 v;
+    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at));
+    return v;
+}
 PTX uint32_t ptx_lds16(uint32_t at)
 {
     uint16_t v;
@@ -136,6 +151,19 @@ PTX uint32_t ptx_sub_bf16x2(uint32_t a, uint32_t b)
 {
     uint32_t d;
     asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+PTX uint32_t ptx_pack_bf16(float lo, float hi)
+{
+    uint32_t d;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(hi), "f"(lo));
+    return d;
+}
+/* An 8x8 matrix of 16-bit values, two of row l/4 a lane, transposed across the warp. */
+PTX uint32_t ptx_transpose(uint32_t a)
+{
+    uint32_t d;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(d) : "r"(a));
     return d;
 }
 PTX float ptx_bf16_f32(uint32_t bits)
