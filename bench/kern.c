@@ -261,7 +261,8 @@ int main(int argc, char **argv)
     }
     int n = argc > 1 ? argc - 1 : (int)(sizeof defaults / sizeof *defaults);
     double l3 = kern_measure_bandwidth(d, 70u << 20), dram = kern_measure_bandwidth(d, 700u << 20);
-    printf("%s, %d threads; read 70 MB %.1f GB/s, 700 MB %.1f GB/s; share is of the 70 MB rate\n",
+    printf("%s, %d threads; read 70 MB %.1f GB/s, 700 MB %.1f GB/s; share is of the 70 MB rate, of "
+           "experts of the other\n",
            cpu_model_name(), team_size(d->team), l3, dram);
     static const char *const expert_schemes[] = {"w:int4,g32 a:bf16", "w:mxfp4,g32 a:bf16",
                                                  "w:fp8_e4m3,block128x128 a:fp8_e4m3,group128",
