@@ -9,7 +9,8 @@
  *
  *   weight F8_E4M3 or I8 [N,K]; weight_scale one value, [N], or weight_scale_inv by block;
  *   weight_zero_point I8 where symmetric is false; OCP MX: U8 [N,K/2] or F8 [N,K] with weight_scale
- *   U8 [N,K/32].
+ *   U8 [N,K/32]; nvfp4: a list of two specs, weight_scale F8 [N,K/16], weight_scale_2 and
+ *   input_scale_2, which multiply.
  *
  * Refused: other types (int4 in its own packing, fp6), static activations other than per tensor. */
 #include <stdio.h>
@@ -20,6 +21,7 @@ static const quant__scheme schemes[] = {
     {"plain-scale", "w:fp8_e4m3,tensor", "weight_scale", NULL, "input_scale", 0},
     {"block", "w:fp8_e4m3,block128x128", "weight_scale_inv", NULL, "input_scale", 0},
     {"mx", "w:mxfp4,g32", "weight_scale", NULL, "input_scale", 0},
+    {"nvfp4", "w:nvfp4,g16", "weight_scale", "weight_scale_2", "input_scale_2", 0},
 };
 enum { N_SCHEMES = sizeof schemes / sizeof *schemes };
 
@@ -27,16 +29,38 @@ typedef struct tensor_spec {
     const char *dtype, *qscheme, *scale_format;
     int64_t group;
     bool dynamic, symmetric;
+    bool fp8_scales; /* the scales are fp8 themselves, with one factor for all */
 } tensor_spec;
+
+/* The second stage of a list: how the scales of the first are quantized. */
+static int scale_stage(const json *o, bool *fp8, const char *where, err *e)
+{
+    const char *dtype = "", *scheme = "";
+    bool scales = false;
+    int rc = 0;
+    TRY(json_get_str(o, "dtype", &dtype, where, e));
+    TRY(json_get_str(o, "qscheme", &scheme, where, e));
+    TRY(json_get_bool(o, "is_scale_quant", &scales, where, e));
+    *fp8 = scales && !strcmp(dtype, "fp8_e4m3") && !strcmp(scheme, "per_tensor");
+    if (!*fp8)
+        return err_set(e, ERR_UNSUPPORTED,
+                       "%s: a second stage of %s %s; scales in fp8_e4m3 per tensor are read", where,
+                       dtype, scheme);
+out:
+    return rc < 0 ? rc : 0;
+}
 
 static int read_spec(const json *o, tensor_spec *t, const char *where, err *e)
 {
     int rc = 0;
     *t = (tensor_spec){.symmetric = true, .dtype = "", .qscheme = "per_tensor", .scale_format = ""};
-    if (cJSON_IsArray(o) && cJSON_GetArraySize(o) == 1) o = o->child;
-    if (!cJSON_IsObject(o))
-        return err_set(e, ERR_UNSUPPORTED, "%s: must be one object; several stages are not read",
-                       where);
+    const json *first = cJSON_IsArray(o) ? o->child : o,
+               *second = first != o && first ? first->next : NULL;
+    if (!cJSON_IsObject(first) || (second && second->next))
+        return err_set(e, ERR_UNSUPPORTED,
+                       "%s: must be an object, or one and the spec of its scales", where);
+    if (second) TRY(scale_stage(second, &t->fp8_scales, where, e));
+    o = first;
     TRY(json_get_str(o, "dtype", &t->dtype, where, e));
     TRY(json_get_str(o, "qscheme", &t->qscheme, where, e));
     TRY(json_get_str(o, "scale_format", &t->scale_format, where, e));
@@ -51,7 +75,8 @@ static int unsupported(const tensor_spec *t, const char *where, err *e)
 {
     return err_set(e, ERR_UNSUPPORTED,
                    "%s: %s %s%s is not read; expected fp8_e4m3 or int8 per tensor, channel (token) "
-                   "or block, or fp4 and fp8 in groups of 32 with e8m0 scales",
+                   "or block, fp4 and fp8 in groups of 32 with e8m0 scales, or fp4 in groups of 16 "
+                   "with fp8 scales",
                    where, t->dtype, t->qscheme, t->symmetric ? "" : " (asymmetric)");
 }
 
@@ -72,8 +97,15 @@ static int element(const tensor_spec *t, qaxis *x, const char *where, err *e)
         x->gran = Q_GROUP;
         x->group = 32;
     }
+    if (t->fp8_scales && x->type == NUM_F4_E2M1 && !strcmp(t->qscheme, "per_group") &&
+        t->group == 16) {
+        x->scale = QS_NVFP4;
+        x->gran = Q_GROUP;
+        x->group = 16;
+    }
     x->asym = !t->symmetric && x->type == NUM_I8;
-    if (x->type == NUM_NONE || (x->type == NUM_F4_E2M1 && x->scale != QS_MX))
+    if (x->type == NUM_NONE || t->fp8_scales != (x->scale == QS_NVFP4) ||
+        (x->type == NUM_F4_E2M1 && x->scale == QS_FLOAT))
         return unsupported(t, where, e);
     return 0;
 }
@@ -83,7 +115,7 @@ static int weight_axis(const json *o, qaxis *x, const char *where, err *e)
     tensor_spec t;
     int rc = read_spec(o, &t, where, e);
     if (rc >= 0) rc = element(&t, x, where, e);
-    if (rc < 0 || x->scale == QS_MX) return rc;
+    if (rc < 0 || x->scale != QS_FLOAT) return rc;
     const json *block = json_get(o, "block_size");
     if (!strcmp(t.qscheme, "per_tensor")) {
         x->gran = Q_TENSOR;
@@ -112,7 +144,7 @@ static int act_axis(const json *o, qaxis *x, const char *where, err *e)
     if (rc >= 0) rc = element(&t, x, where, e);
     if (rc < 0) return rc;
     x->dynamic = t.dynamic;
-    if (x->scale == QS_MX) {
+    if (x->scale != QS_FLOAT) {
         x->dynamic = true;
         return 0;
     }
@@ -144,7 +176,10 @@ static int read_config(quant_ckpt *q, const json *o, quant_rule_kind kind, const
         TRY(weight_axis(w, &s.w, place, e));
         snprintf(place, sizeof place, "%.350s.input_tensors", where);
         TRY(act_axis(json_get(o, "input_tensors"), &s.a, place, e));
-        name = schemes[s.w.scale == QS_MX ? 2 : s.w.gran == Q_BLOCK ? 1 : 0].name;
+        name = s.w.scale == QS_MX      ? "mx"
+               : s.w.scale == QS_NVFP4 ? "nvfp4"
+               : s.w.gran == Q_BLOCK   ? "block"
+                                       : "plain-scale";
     }
     if (!quant__group(q, &s, name, kind, target, e)) rc = -ERR_FORMAT;
 out:

@@ -27,21 +27,15 @@ typedef struct job {
     qtensor *out;
 } job;
 
-const quant_part quant__scaled_parts[] = {{".weight", QUANT_CODES},
-                                          {"", QUANT_CODES},
-                                          {".weight_scale", QUANT_SCALES},
-                                          {".weight_scale_inv", QUANT_SCALES},
-                                          {".weight_scale_2", QUANT_SCALES},
-                                          {".input_scale", QUANT_SCALES},
-                                          {".activation_scale", QUANT_SCALES},
-                                          {".pre_quant_scale", QUANT_SCALES},
-                                          {"_scale_inv", QUANT_SCALES},
-                                          {"_scale", QUANT_SCALES},
-                                          {"_scale_2", QUANT_SCALES},
-                                          {"_input_scale", QUANT_SCALES},
-                                          {".weight_zero_point", QUANT_ZEROS},
-                                          {".input_zero_point", QUANT_ZEROS},
-                                          {NULL, QUANT_CODES}};
+const quant_part quant__scaled_parts[] = {
+    {".weight", QUANT_CODES},           {"", QUANT_CODES},
+    {".weight_scale", QUANT_SCALES},    {".weight_scale_inv", QUANT_SCALES},
+    {".weight_scale_2", QUANT_SCALES},  {".input_scale", QUANT_SCALES},
+    {".input_scale_2", QUANT_SCALES},   {".activation_scale", QUANT_SCALES},
+    {".pre_quant_scale", QUANT_SCALES}, {"_scale_inv", QUANT_SCALES},
+    {"_scale", QUANT_SCALES},           {"_scale_2", QUANT_SCALES},
+    {"_input_scale", QUANT_SCALES},     {".weight_zero_point", QUANT_ZEROS},
+    {".input_zero_point", QUANT_ZEROS}, {NULL, QUANT_CODES}};
 
 const quant__scheme *quant__scheme_named(const quant__scheme *list, int n, const char *name)
 {
