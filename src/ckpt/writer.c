@@ -166,7 +166,7 @@ int ckpt_writer_begin(ckpt_writer *w, const char *name, num_dtype t, int n_dims,
                  .n_dims = n_dims,
                  .bytes = bytes,
                  .shard = w->n_shards - 1};
-    memcpy(x->shape, shape, sizeof *shape * (size_t)n_dims);
+    if (n_dims) memcpy(x->shape, shape, sizeof *shape * (size_t)n_dims);
     w->shard_bytes += bytes;
     w->total += bytes;
     w->pending = bytes;

@@ -350,17 +350,17 @@ static void test_int8(void **state)
     qtensor t;
     float row[4];
     const int8_t w[4] = {50, -127, 30, 1};
-    const float scb = 1.26953125f;
+    const float scb[2] = {1.26953125f, 1};
     uint8_t fmt = 0;
     fx_tensor tensors[] = {{M ".weight", NUM_I8, 2, {1, 4}, w},
-                           {M ".SCB", NUM_F32, 1, {1}, &scb},
+                           {M ".SCB", NUM_F32, 1, {1}, scb},
                            {M ".weight_format", NUM_U8, 0, {0}, &fmt}};
     char *tail = xasprintf(INT8_CONFIG, "6.0", "[\"lm_head\"]");
     CHECK_OK(open_with(&o, tail, tensors, 3, &e));
     CHECK_OK(quant_load(o.q, M, &t, &e));
     qtensor_decode_row(&t, 0, row);
     for (int k = 0; k < 4; k++) {
-        volatile float p = (float)w[k] * scb; /* two roundings, in this order */
+        volatile float p = (float)w[k] * scb[0]; /* two roundings, in this order */
         assert_true(row[k] == p * (1.0f / 127.0f));
     }
     assert_int_equal(o.q->n_warnings, 1);
