@@ -2,8 +2,11 @@
  *
  * Bytes by kind add up to the tensors of the files: codes (tight), scales (all levels, static input
  * scales too), zeros, unquantized, padding (bits of packed rows that no code uses, and the small
- * tensors that describe the layout). A checkpoint that tare cannot run is described all the same;
- * why it cannot stands among the warnings. */
+ * tensors that describe the layout). A checkpoint that tare cannot run is described all the same:
+ * "runs" is false and "why_not" says what stands in the way, of the architecture and of the
+ * dialect. A config without weight files is described by what it says ("weights" is false, nothing
+ * is counted); the modules that an ignore rule catches are then those of the architecture, and an
+ * index without shards is counted by names. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +19,9 @@ typedef struct scan {
     quant_ckpt *q; /* NULL when the dialect is not read */
     qbytes bytes;
     uint64_t params;
-    err misfit; /* the first module whose tensors do not fit together */
+    err misfit;       /* the first module whose tensors do not fit together */
+    arch_model *arch; /* NULL when no recipe runs it */
+    err no_arch, no_quant;
 } scan;
 
 static bool ends(const char *s, const char *tail)
@@ -148,7 +153,8 @@ static void write_axis(const scan *s, jw *w, const char *key, int which)
     const qspec *y = NULL;
     for (int i = 0; s->q && i < s->q->n_groups; i++) {
         const qspec *x = &s->q->groups[i].spec;
-        if (!s->q->groups[i].hits || !strcmp(s->q->groups[i].format, "dense")) continue;
+        bool idle = !s->q->groups[i].hits && ckpt_has_weights(s->c);
+        if (idle || !strcmp(s->q->groups[i].format, "dense")) continue;
         if (y) {
             same &= which == 0 ? qaxis_equal(&x->w, &y->w) : qaxis_equal(&x->a, &y->a);
             continue;
@@ -167,12 +173,30 @@ static void write_axis(const scan *s, jw *w, const char *key, int which)
     } else if (!y) {
         buf_puts(&b, which == 0 && cfg->dtype != NUM_NONE ? num_infos[cfg->dtype].name : "bf16");
     }
-    jw_kstr(w, key, same ? b.data : "mixed");
+    jw_kstr(w, key, same || which == 2 ? b.data : "mixed");
     buf_free(&b);
+}
+
+/* Without tensors to count, the linears of the architecture are held against the rules. */
+static void count_rules(scan *s)
+{
+    const arch_model *m = s->arch;
+    if (ckpt_has_weights(s->c) || !s->q || !m) return;
+    int n = arch_linears(m, NULL, 0);
+    arch_linear *all = xcalloc((size_t)n, sizeof *all);
+    arch_linears(m, all, n);
+    for (int i = 0; i < n; i++)
+        for (int k = 0; k < all[i].n_shards; k++)
+            for (int r = 0; r < s->q->n_ignore; r++)
+                s->q->ignore_hits[r] +=
+                    quant_rule_kind_of(s->q->ignore_rules[r]) != QUANT_RULE_CLASS &&
+                    quant_rule_match(s->q->ignore_rules[r], all[i].shard[k].module);
+    free(all);
 }
 
 static void write_rules(const scan *s, jw *w)
 {
+    bool counted = ckpt_has_weights(s->c);
     jw_key(w, "groups");
     jw_arr(w);
     for (int i = 0; s->q && i < s->q->n_groups; i++) {
@@ -187,7 +211,11 @@ static void write_rules(const scan *s, jw *w)
         for (int t = 0; t < g->n_targets; t++)
             jw_str(w, g->targets[t]);
         jw_end_arr(w);
-        jw_ki64(w, "modules", g->hits);
+        jw_key(w, "modules");
+        if (counted)
+            jw_i64(w, g->hits);
+        else
+            jw_null(w);
         jw_end_obj(w);
         buf_free(&b);
     }
@@ -197,26 +225,66 @@ static void write_rules(const scan *s, jw *w)
     for (int i = 0; s->q && i < s->q->n_ignore; i++) {
         jw_obj(w);
         jw_kstr(w, "rule", s->q->ignore[i]);
-        jw_ki64(w, "modules", s->q->ignore_hits[i]);
+        jw_key(w, "modules");
+        if (counted || s->arch)
+            jw_i64(w, s->q->ignore_hits[i]);
+        else
+            jw_null(w);
         jw_end_obj(w);
     }
     jw_end_arr(w);
 }
 
-static void write_warnings(const scan *s, jw *w, const err *quant)
+/* What stands in the way of running it, of the architecture and of the dialect. */
+static void write_runs(const scan *s, jw *w)
 {
     const ckpt_config *cfg = ckpt_cfg(s->c);
-    const arch_row *row;
-    err e = {0};
+    const arch_row *row = NULL;
+    buf why = {0}, parts = {0};
+    if (!s->arch) arch_find(cfg, &row, NULL);
+    if (!s->arch && !row) {
+        arch_obstacles(cfg, &parts);
+        buf_printf(&why, "architecture '%s' is not run: %s", cfg->architecture,
+                   parts.len ? parts.data : "there is no recipe for it");
+    } else if (!s->arch) {
+        buf_puts(&why, s->no_arch.msg);
+    }
+    if (!s->q) buf_printf(&why, "%s%s", why.len ? "; " : "", s->no_quant.msg);
+    jw_kbool(w, "runs", !why.len);
+    jw_kstr(w, "why_not", why.len ? why.data : NULL);
+    buf_free(&why);
+    buf_free(&parts);
+}
+
+/* Layers beyond the model's own that predict further tokens are in the files, but not run. */
+static void warn_further(const scan *s, jw *w)
+{
+    const ckpt_config *cfg = ckpt_cfg(s->c);
+    char text[160];
+    int64_t n = 0;
+    json_get_i64(cfg->text, "num_nextn_predict_layers", &n, cfg->where, NULL);
+    if (n < 1) return;
+    snprintf(text, sizeof text,
+             "num_nextn_predict_layers: %lld: what predicts further tokens is not run",
+             (long long)n);
+    jw_str(w, text);
+}
+
+static void write_warnings(const scan *s, jw *w)
+{
+    const ckpt_config *cfg = ckpt_cfg(s->c);
     jw_key(w, "warnings");
     jw_arr(w);
     for (int i = 0; i < cfg->n_warnings; i++)
         jw_str(w, cfg->warnings[i]);
-    if (quant->code) jw_str(w, quant->msg);
+    if (!ckpt_has_weights(s->c))
+        jw_str(w, "no weight files here: this is what the config says, not what tensors show");
+    if (s->no_quant.code) jw_str(w, s->no_quant.msg);
     for (int i = 0; s->q && i < s->q->n_warnings; i++)
         jw_str(w, s->q->warnings[i]);
     if (s->misfit.code) jw_str(w, s->misfit.msg);
-    if (arch_find(cfg, &row, &e) < 0) jw_str(w, e.msg);
+    if (s->no_arch.code) jw_str(w, s->no_arch.msg);
+    warn_further(s, w);
     const ckpt_tensor *head = ckpt_find(s->c, "lm_head.weight");
     if (cfg->tie_embeddings && head)
         jw_str(w, "tie_word_embeddings is true and lm_head.weight is stored as well");
@@ -232,29 +300,77 @@ static const char *format_name(const scan *s)
     if (s->q) return s->q->dialect->name;
     const json *quant = ckpt_cfg(s->c)->quant;
     if (quant) json_get_str(quant, "quant_method", &m, "", NULL);
+    if (!m && json_get(quant, "bits") && json_get(quant, "group_size")) return "mlx";
     return m ? m : "unknown";
+}
+
+/* The language model's own class, where a wrapper holds it. */
+static const char *text_architecture(const ckpt_config *cfg)
+{
+    const char *type = NULL;
+    if (cfg->text == cfg->raw) return NULL;
+    const json *names = json_get(cfg->text, "architectures");
+    if (cJSON_IsArray(names) && cJSON_IsString(names->child)) return names->child->valuestring;
+    json_get_str(cfg->text, "model_type", &type, cfg->where, NULL);
+    return type;
+}
+
+/* Tensors of an index that the dialect adds to a model's own. */
+static int64_t index_parts(const scan *s, const json *map)
+{
+    int64_t n = 0;
+    for (const json *v = map->child; s->q && v; v = v->next)
+        for (const quant_part *p = s->q->dialect->parts; p && p->suffix; p++)
+            if (*p->suffix && strcmp(p->suffix, ".weight") != 0 && ends(v->string, p->suffix)) {
+                n++;
+                break;
+            }
+    return n;
+}
+
+/* An index without its shards names tensors; their shapes and types are not known. */
+static void write_index(const scan *s, jw *w)
+{
+    const json *map = ckpt_index(s->c);
+    if (ckpt_has_weights(s->c) || !map) return;
+    jw_key(w, "index");
+    jw_obj(w);
+    jw_ki64(w, "tensors", cJSON_GetArraySize(map));
+    jw_ki64(w, "of_the_dialect", index_parts(s, map));
+    jw_end_obj(w);
+}
+
+static void write_head(scan *s, jw *w)
+{
+    const ckpt_config *cfg = ckpt_cfg(s->c);
+    jw_kstr(w, "model", ckpt_path(s->c));
+    jw_kstr(w, "architecture", cfg->architecture);
+    jw_kstr(w, "text_architecture", text_architecture(cfg));
+    jw_kstr(w, "format", format_name(s));
+    write_axis(s, w, "w", 0);
+    write_axis(s, w, "a", 1);
+    write_axis(s, w, "kv", 2);
+    write_runs(s, w);
+    jw_kbool(w, "weights", ckpt_has_weights(s->c));
+    write_index(s, w);
 }
 
 int bake_inspect(const char *model, jw *w, err *e)
 {
     scan s = {0};
-    err quant = {0};
-    int rc = ckpt_open(&s.c, model, e);
+    int rc = ckpt_open_config(&s.c, model, e);
     if (rc < 0) return rc;
-    if (quant_open(&s.q, s.c, &quant) < 0) s.q = NULL;
+    if (quant_open(&s.q, s.c, &s.no_quant) < 0) s.q = NULL;
     const ckpt_config *cfg = ckpt_cfg(s.c);
+    if (arch_open(&s.arch, cfg, ckpt_has_weights(s.c) ? s.c : NULL, &s.no_arch) < 0) s.arch = NULL;
+    count_rules(&s);
     jw_obj(w);
-    jw_kstr(w, "model", ckpt_path(s.c));
-    jw_kstr(w, "architecture", cfg->architecture);
-    jw_kstr(w, "format", format_name(&s));
-    write_axis(&s, w, "w", 0);
-    write_axis(&s, w, "a", 1);
-    write_axis(&s, w, "kv", 2);
+    write_head(&s, w);
     write_modules(&s, w);
     write_unquantized(&s, w);
     write_bytes(&s, w);
     jw_key(w, "params");
-    if (s.q)
+    if (s.q && ckpt_has_weights(s.c))
         jw_i64(w, (int64_t)s.params);
     else
         jw_null(w); /* packed words of a dialect that is not read cannot be counted */
@@ -264,8 +380,9 @@ int bake_inspect(const char *model, jw *w, err *e)
     ckpt_origin_words(s.c, &origin);
     jw_kstr(w, "origin", origin.data);
     buf_free(&origin);
-    write_warnings(&s, w, &quant);
+    write_warnings(&s, w);
     jw_end_obj(w);
+    arch_close(s.arch);
     quant_close(s.q);
     ckpt_close(s.c);
     return 0;

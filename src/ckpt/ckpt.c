@@ -330,11 +330,16 @@ static int read_config(json **out, const char *path, err *e)
     return rc;
 }
 
+/* A file of this checkpoint; xmalloc. */
+static char *path_of(const ckpt *c, const char *name)
+{
+    return xasprintf("%s/%s%s", c->path, c->prefix ? c->prefix : "", name);
+}
+
 static int open_config(ckpt *c, err *e)
 {
     int rc = 0;
-    char *cfg = file_join(c->path, "config.json"),
-         *gen = file_join(c->path, "generation_config.json");
+    char *cfg = path_of(c, "config.json"), *gen = path_of(c, "generation_config.json");
     if (!file_exists(cfg)) {
         rc = err_set(e, ERR_MISSING,
                      "%s: no config.json here; a model folder or a .gguf file is needed", c->path);
@@ -383,6 +388,66 @@ out:
     return rc;
 }
 
+/* Are there weights in the folder, whole or in part? */
+static bool any_weights(const ckpt *c)
+{
+    char **names = NULL;
+    size_t n = 0;
+    bool found = false;
+    if (file_list(c->path, &names, &n, NULL) < 0) return false;
+    for (size_t i = 0; i < n; i++)
+        found = found || ends_with(names[i], ".safetensors");
+    file_list_free(names, n);
+    return found;
+}
+
+/* ANY_config.json is a config without weights. */
+static void take_prefix(ckpt *c, const char *given)
+{
+    const char *name = file_basename(given);
+    size_t n = strlen(name), tail = strlen("config.json");
+    if (file_is_dir(given) || !ends_with(name, "_config.json") ||
+        !strcmp(name, "generation_config.json") || ends_with(name, "quant_config.json"))
+        return;
+    c->prefix = xstrndup(name, n - tail);
+}
+
+int ckpt_open_config(ckpt **out, const char *path_or_name, err *e)
+{
+    int rc = 0;
+    ckpt *c = xcalloc(1, sizeof *c);
+    c->mem = arena_make();
+    *out = NULL;
+    TRY(resolve(path_or_name, &c->path, e));
+    take_prefix(c, path_or_name);
+    if (!c->prefix && (!file_is_dir(c->path) || any_weights(c))) {
+        ckpt_close(c);
+        return ckpt_open(out, path_or_name, e);
+    }
+    TRY(open_config(c, e));
+    char *index = ckpt_side_file(c, "model.safetensors.index.json");
+    if (index) rc = json_parse_file(&c->index_json, index, e);
+    free(index);
+    if (rc < 0) goto out;
+    *out = c;
+    c = NULL;
+    rc = 0;
+out:
+    ckpt_close(c);
+    return rc;
+}
+
+bool ckpt_has_weights(const ckpt *c)
+{
+    return c->is_gguf || c->n_files;
+}
+
+const json *ckpt_index(const ckpt *c)
+{
+    const json *map = json_get(c->index_json, "weight_map");
+    return cJSON_IsObject(map) ? map : NULL;
+}
+
 void ckpt_close(ckpt *c)
 {
     if (!c) return;
@@ -394,6 +459,7 @@ void ckpt_close(ckpt *c)
     json_drop(c->gen_json);
     json_drop(c->index_json);
     arena_drop(c->mem);
+    free(c->prefix);
     free(c->path);
     free(c);
 }
@@ -524,7 +590,7 @@ void ckpt_dontneed(const ckpt *c, const ckpt_tensor *t)
 char *ckpt_side_file(const ckpt *c, const char *name)
 {
     if (c->is_gguf) return NULL;
-    char *p = file_join(c->path, name);
+    char *p = path_of(c, name);
     if (file_exists(p)) return p;
     free(p);
     return NULL;

@@ -28,8 +28,14 @@ typedef struct ckpt_tensor {
 } ckpt_tensor;
 
 int ckpt_open(ckpt **out, const char *path_or_name, err *e);
-void ckpt_close(ckpt *c);             /* NULL is fine */
-const char *ckpt_path(const ckpt *c); /* resolved directory or file */
+/* The same for reading the config alone: where no weight file is, ckpt_has_weights is false and
+ * there are no tensors, though there may be an index of their names. Takes ANY_config.json too, as
+ * a config without weights, with ANY_hf_quant_config.json beside it. */
+int ckpt_open_config(ckpt **out, const char *path_or_name, err *e);
+bool ckpt_has_weights(const ckpt *c);
+const json *ckpt_index(const ckpt *c); /* weight_map: tensor name → file; or NULL */
+void ckpt_close(ckpt *c);              /* NULL is fine */
+const char *ckpt_path(const ckpt *c);  /* resolved directory or file */
 bool ckpt_is_gguf(const ckpt *c);
 const char *ckpt_gguf_types(const ckpt *c); /* "Q4_1 169, F32 61"; "" when not gguf */
 ckpt_config *ckpt_cfg(ckpt *c);

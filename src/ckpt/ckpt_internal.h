@@ -5,7 +5,8 @@
 #include "ckpt/gguf.h"
 
 struct ckpt {
-    char *path; /* directory, or the .gguf file */
+    char *path;   /* directory, or the .gguf file */
+    char *prefix; /* of its files' names: "" but for a config opened by a name of its own */
     arena *mem;
     json *config_json, *gen_json, *index_json;
     ckpt_config cfg;

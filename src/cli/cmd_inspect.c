@@ -46,15 +46,34 @@ static void print_modules(const json *root, buf *out)
     if (k == 6) buf_puts(out, "  …\n");
 }
 
+/* Which modules the config keeps unquantized. */
+static void print_ignored(const json *root, buf *out)
+{
+    const json *list = json_get(root, "ignore");
+    int n = cJSON_GetArraySize(list), k = 0;
+    if (n) buf_printf(out, "rules that keep modules unquantized: %d\n", n);
+    for (const json *x = list ? list->child : NULL; x && k < 6; x = x->next, k++)
+        buf_printf(out, "  %s\n", text_of(x, "rule"));
+    if (k < n) buf_puts(out, "  …\n");
+}
+
 static void print_human(const json *root, buf *out)
 {
-    static const char *const keys[] = {"model", "architecture", "format", "w", "a", "kv", "origin"};
+    static const char *const keys[] = {
+        "model", "architecture", "text_architecture", "format", "w", "a", "kv", "origin"};
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
-        if (json_get(root, keys[i])) buf_printf(out, "%-14s %s\n", keys[i], text_of(root, keys[i]));
+        if (!json_is_null_or_absent(root, keys[i]))
+            buf_printf(out, "%-14s %s\n", keys[i], text_of(root, keys[i]));
+    bool runs = cJSON_IsTrue(json_get(root, "runs"));
+    buf_printf(out, "%-14s %s%s\n", "runs",
+               runs ? "yes" : "no: ", runs ? "" : text_of(root, "why_not"));
     const json *p = json_get(root, "params");
     if (cJSON_IsNumber(p)) buf_printf(out, "%-14s %.0f\n", "parameters", p->valuedouble);
-    print_modules(root, out);
-    print_bytes(root, out);
+    if (cJSON_IsTrue(json_get(root, "weights"))) {
+        print_modules(root, out);
+        print_bytes(root, out);
+    }
+    print_ignored(root, out);
     const json *w = json_get(root, "warnings");
     for (const json *x = w ? w->child : NULL; x; x = x->next)
         if (cJSON_IsString(x)) buf_printf(out, "warning: %s\n", x->valuestring);

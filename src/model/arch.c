@@ -136,15 +136,44 @@ static const arch_row *row_of(const ckpt_config *c)
 
 static int unknown(const ckpt_config *c, err *e)
 {
-    buf names = {0};
+    buf names = {0}, why = {0};
     for (int i = 0; i < arch_n_rows; i++)
         buf_printf(&names, "%s%s", i ? " " : "", arch_rows[i].hf_names);
-    int rc =
-        err_set(e, ERR_UNSUPPORTED,
-                "config.json: architecture '%s' (model_type '%s') cannot be run; supported are %s",
-                c->architecture, c->model_type, names.data);
+    arch_obstacles(c, &why);
+    int rc = err_set(
+        e, ERR_UNSUPPORTED,
+        "config.json: architecture '%s' (model_type '%s') cannot be run%s%s; supported are %s",
+        c->architecture, c->model_type, why.len ? ": " : "", why.len ? why.data : "", names.data);
     buf_free(&names);
+    buf_free(&why);
     return rc;
+}
+
+void arch_obstacles(const ckpt_config *c, buf *out)
+{
+    static const struct {
+        const char *key, *what;
+    } parts[] = {
+        {"index_topk", "sparse attention, whose tokens an indexer picks (index_topk)"},
+        {"compress_ratios", "attention over a compressed cache (compress_ratios)"},
+        {"hc_mult", "several residual streams (hc_mult)"},
+        {"mamba_num_heads", "Mamba layers (mamba_num_heads)"},
+        {"block_configs", "layers of different shapes (block_configs)"},
+        {"linear_attn_config", "linear attention of another kind (linear_attn_config)"},
+        {"full_attention_interval", "linear attention with tensors of its own (Qwen 3.5)"},
+    };
+    const json *inner = json_get(c->raw, "text_config");
+    if (cJSON_IsObject(inner)) {
+        const json *names = json_get(inner, "architectures"), *type = json_get(inner, "model_type");
+        const json *name = cJSON_IsArray(names) ? names->child : NULL;
+        buf_printf(out, "a language model ('%s') inside a wrapper for images or sound",
+                   cJSON_IsString(name)   ? name->valuestring
+                   : cJSON_IsString(type) ? type->valuestring
+                                          : "unnamed");
+    }
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        if (!json_is_null_or_absent(c->text, parts[i].key))
+            buf_printf(out, "%s%s", out->len ? ", " : "", parts[i].what);
 }
 
 /* The Llama block: what a family's function finds and changes. */

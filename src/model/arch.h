@@ -155,6 +155,9 @@ struct arch_row {
 extern const arch_row arch_rows[];
 extern const int arch_n_rows;
 
+/* What in this config stands in the way of running it: parts of a model that no recipe here has,
+ * in words; or parts beside the language model. "" = nothing that is known. */
+void arch_obstacles(const ckpt_config *c, buf *out);
 /* ERR_UNSUPPORTED lists the supported names. */
 int arch_find(const ckpt_config *c, const arch_row **out, err *e);
 /* files decides what the config leaves open (experts in one tensor or in many); NULL = usual form.

@@ -170,6 +170,11 @@ static int method_of(const quant_ckpt *q, char out[64], err *e)
     /* The files of their own that GPTQ and AWQ tools write name no method. */
     if (!m && q->side && (json_get(o, "zero_point") || json_get(o, "w_bit"))) m = "awq";
     if (!m && q->side && json_get(o, "bits")) m = "gptq";
+    if (!m && json_get(o, "bits") && json_get(o, "group_size"))
+        return err_set(e, ERR_UNSUPPORTED,
+                       "%s: 'bits' and 'group_size' without quant_method, as MLX writes them; "
+                       "its packing is not read: start from the unquantized model instead",
+                       q->where);
     if (!m)
         return err_set(e, ERR_FORMAT,
                        "%s: no quant_method, and neither config_groups nor quant_algo from which "

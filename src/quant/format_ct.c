@@ -433,7 +433,7 @@ int quant__ct_detect(quant_ckpt *q, err *e)
         const ckpt_tensor *t = ckpt_tensor_at(q->c, i);
         if (module_name(t->name, module)) rc = check_module(q, t, module, e);
     }
-    for (int i = 0; rc >= 0 && i < q->n_groups; i++)
+    for (int i = 0; rc >= 0 && i < q->n_groups && ckpt_has_weights(q->c); i++)
         if (!q->groups[i].hits && strcmp(q->groups[i].format, "dense"))
             rc = err_set(
                 e, ERR_FORMAT,

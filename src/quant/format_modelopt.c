@@ -153,10 +153,17 @@ static void compare_side(quant_ckpt *q, const char *algo)
 {
     char *path = q->side ? NULL : ckpt_side_file(q->c, "hf_quant_config.json");
     json *side = NULL;
-    const char *other = NULL;
+    const char *other = NULL, *kv = NULL;
     err ignored = {0};
     if (path && json_parse_file(&side, path, &ignored) >= 0)
         json_get_str(json_get(side, "quantization"), "quant_algo", &other, path, &ignored);
+    json_get_str(json_get(side, "quantization"), "kv_cache_quant_algo", &kv, path, &ignored);
+    if (kv && !strcasecmp(kv, "FP8") && !qaxis_quantized(&q->kv))
+        quant__warn(
+            q,
+            "%s says kv_cache_quant_algo %s, %s says nothing of the cache; the latter counts, "
+            "--kv-cache-dtype chooses another",
+            path, kv, q->where);
     if (other && strcasecmp(other, algo))
         quant__warn(q, "%s says quant_algo %s, %s says %s; the latter counts", path, other,
                     q->where, algo);

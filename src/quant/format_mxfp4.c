@@ -26,7 +26,8 @@ int quant__mxfp4_detect(quant_ckpt *q, err *e)
     int rc = 0;
     TRY(qspec_parse("w:mxfp4,g32", &spec, e));
     if (!quant__group(q, &spec, "mxfp4", QUANT_RULE_GLOB, "*.experts.*", e)) return -ERR_FORMAT;
-    TRY(quant__ignore(q, json_get(q->config, "modules_to_not_convert"), q->where, QUANT_RULE_GLOB,
+    /* The library takes each entry as an expression that a name begins with. */
+    TRY(quant__ignore(q, json_get(q->config, "modules_to_not_convert"), q->where, QUANT_RULE_REGEX,
                       e));
     TRY(quant__sweep(q, e));
     rc = 1;

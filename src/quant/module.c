@@ -225,7 +225,7 @@ int quant__sweep(quant_ckpt *q, err *e)
             rc = sweep_module(q, t, module, false, e);
         }
     }
-    if (rc >= 0 && !found)
+    if (rc >= 0 && !found && ckpt_has_weights(q->c))
         rc = err_set(e, ERR_FORMAT,
                      "%s: names %s, but %s holds no tensor of that kind (no '%s'); config and "
                      "weights do not belong together",

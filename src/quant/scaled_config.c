@@ -91,7 +91,7 @@ int quant__scaled_finish(quant_ckpt *q, err *e)
     if (rc >= 0) rc = quant__sweep(q, e);
     for (int i = 0; rc >= 0 && i < q->n_groups; i++) {
         q->groups[i].spec.kv = q->kv;
-        if (!q->groups[i].hits && strcmp(q->groups[i].format, "dense"))
+        if (!q->groups[i].hits && strcmp(q->groups[i].format, "dense") && ckpt_has_weights(q->c))
             quant__warn(q, "%s: nothing quantized falls to %s (%s%s)", q->where,
                         q->groups[i].format, q->groups[i].targets[0],
                         q->groups[i].n_targets > 1 ? " and more" : "");
