@@ -164,6 +164,7 @@ static void print_json(const plan_job *j, buf *b)
         jw_ki64(&w, "kv_bytes_per_token", (int64_t)p->kv_token);
         jw_ki64(&w, "kv_scale_bytes_per_token", (int64_t)p->kv_scales_token);
         jw_ki64(&w, "kv_total", (int64_t)p->kv_total);
+        jw_ki64(&w, "kv_states", (int64_t)p->kv_states);
         jw_ki64(&w, "workspace", (int64_t)p->workspace);
         jw_ki64(&w, "total", (int64_t)p->total);
         jw_kbool(&w, "fits", r->ok && p->total <= j->available);

@@ -253,6 +253,7 @@ static void write_info(jw *w, const engine_info *i)
     jw_ki64(w, "predicted_bytes", (int64_t)i->predicted_bytes);
     jw_ki64(w, "actual_bytes", (int64_t)i->actual_bytes);
     jw_ki64(w, "max_total_num_tokens", i->kv_tokens);
+    jw_kbool(w, "prefix_cache", i->prefix_cache);
     jw_ki64(w, "max_model_len", i->max_len);
     jw_ki64(w, "max_running_requests", i->max_running);
     jw_ki64(w, "vocab_size", i->vocab);
