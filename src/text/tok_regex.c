@@ -2,18 +2,22 @@
  *
  * The Hugging Face library matches with Oniguruma. Where the two differ on the patterns in use, the
  * pattern is rewritten before it is compiled: \s and \S become the White_Space set written out
- * (PCRE2 counts U+180E as space, Oniguruma does not), and \h, a hexadecimal digit there, is spelt
- * out; ^ and $ hold at every line. Characters assigned after PCRE2's Unicode are the caller's
- * business (tok__stand_in). Subjects are
+ * (PCRE2 counts U+180E as space, Oniguruma does not), \h, a hexadecimal digit there, is spelt out,
+ * \uHHHH becomes \x{HHHH}, (?m), which lets the dot match line ends there, becomes (?s); ^ and $
+ * hold at every line. Sets in sets and intersections, [a-z[0-9]] and [\p{L}&&[^\p{Han}]], which
+ * PCRE2 takes for plain characters, become groups: (?:[a-z]|[0-9]), (?:(?=[\p{L}])[^\p{Han}]).
+ * Characters assigned after PCRE2's Unicode are the caller's business (tok__stand_in). Subjects are
  * valid UTF-8, so that matching skips PCRE2's own check. Back-tracking is bounded by MATCH_LIMIT: a
  * pattern that explodes ends with an error, not with a hang. */
 #define PCRE2_CODE_UNIT_WIDTH 8
+#include <ctype.h>
 #include <pcre2.h>
 #include <stdlib.h>
 #include <string.h>
 #include "text/tok_internal.h"
 
 #define MATCH_LIMIT 500000000u
+#define MAX_SETS    16 /* sets in sets */
 #define SPACES                                                                                     \
     "\\x09-\\x0d\\x20\\x85\\xa0\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}"            \
     "\\x{205f}\\x{3000}"
@@ -56,51 +60,148 @@ static size_t script_name(buf *out, const char *p, size_t n)
     return k + 1;
 }
 
-/* Copies the pattern with \s, \S, \w, \W, \h, [:punct:] and scripts spelt out. */
+/* The escape that begins at p[0] = '\\', as it is inside or outside of a set. Bytes taken. */
+static size_t escape(buf *out, const char *p, size_t n, bool in_set)
+{
+    if (n < 2) {
+        buf_putc(out, '\\');
+        return 1;
+    }
+    size_t taken = script_name(out, p + 1, n - 1), hex = 2;
+    if (taken) return 1 + taken;
+    while (hex < n && hex < 6 && isxdigit((unsigned char)p[hex]))
+        hex++;
+    if (p[1] == 's') {
+        buf_puts(out, in_set ? SPACES : "[" SPACES "]");
+    } else if (p[1] == 'w') {
+        buf_puts(out, in_set ? WORDS : "[" WORDS "]");
+    } else if (p[1] == 'W' && !in_set) {
+        buf_puts(out, "[^" WORDS "]");
+    } else if (p[1] == 'S' && !in_set) {
+        buf_puts(out, "[^" SPACES "]");
+    } else if (p[1] == 'h') {
+        buf_puts(out, in_set ? "0-9a-fA-F" : "[0-9a-fA-F]");
+    } else if (p[1] == 'H') {
+        buf_puts(out, in_set ? "\\x00-/:-@G-`g-\\x{10ffff}" : "[^0-9a-fA-F]");
+    } else if (p[1] == 'v') {
+        buf_puts(out, "\\x0b");
+    } else if (p[1] == 'u' && hex == 6) {
+        buf_printf(out, "\\x{%.4s}", p + 2);
+        return 6;
+    } else {
+        buf_add(out, p, 2);
+    }
+    return 2;
+}
+
+/* A class of POSIX in a set, "[:punct:]". */
+static void posix(buf *out, const char *p, size_t n)
+{
+    if (n == 9 && !memcmp(p, "[:punct:]", 9))
+        buf_puts(out, "\\p{P}\\p{S}");
+    else if (n == 9 && !memcmp(p, "[:alpha:]", 9))
+        buf_puts(out, "\\p{Alphabetic}");
+    else
+        buf_add(out, p, n);
+}
+
+/* One operand of a set: characters and ranges, and sets inside it. */
+typedef struct operand {
+    buf plain, sets; /* sets: alternatives, one behind the other, each with a '|' behind */
+} operand;
+
+/* Appends the operand as something that matches one character, and empties it. */
+static void end_operand(buf *out, operand *o)
+{
+    buf_puts(out, "(?:");
+    if (o->sets.len) buf_add(out, o->sets.data, o->sets.len);
+    if (o->plain.len)
+        buf_printf(out, "[%s]", o->plain.data);
+    else
+        buf_puts(out, "(?!)");
+    buf_puts(out, ")");
+    buf_clear(&o->plain);
+    buf_clear(&o->sets);
+}
+
+/* A set, p[0] = '['. One without sets in it and without && is copied. Bytes taken; a set that does
+ * not end is copied too, for PCRE2 to refuse. */
+static size_t set(buf *out, const char *p, size_t n, int depth)
+{
+    operand o = {0};
+    buf ands = {0};
+    size_t i = 1, from;
+    bool negated = i < n && p[i] == '^', groups = false;
+    i += negated;
+    from = i;
+    buf_puts(&o.plain, "");
+    buf_puts(&ands, "");
+    while (i < n && (p[i] != ']' || i == from)) {
+        const char *end = i + 1 < n && p[i] == '[' && p[i + 1] == ':'
+                              ? memmem(p + i + 2, n - i - 2, ":]", 2)
+                              : NULL;
+        if (p[i] == '\\') {
+            i += escape(&o.plain, p + i, n - i, true);
+        } else if (end) {
+            size_t k = (size_t)(end + 2 - (p + i));
+            posix(&o.plain, p + i, k);
+            i += k;
+        } else if (p[i] == '[' && depth < MAX_SETS) {
+            groups = true;
+            i += set(&o.sets, p + i, n - i, depth + 1);
+            buf_putc(&o.sets, '|');
+        } else if (p[i] == '&' && i + 1 < n && p[i + 1] == '&') {
+            groups = true;
+            buf_puts(&ands, "(?=");
+            end_operand(&ands, &o);
+            buf_puts(&ands, ")");
+            i += 2;
+        } else {
+            if (p[i] == '[' || (p[i] == '^' && !o.plain.len)) buf_putc(&o.plain, '\\');
+            buf_putc(&o.plain, p[i++]);
+        }
+    }
+    if (!groups) {
+        buf_printf(out, negated ? "[^%s" : "[%s", o.plain.data);
+        if (i < n) buf_putc(out, ']');
+    } else {
+        buf_puts(out, negated ? "(?:(?!" : "(?:");
+        buf_add(out, ands.data, ands.len);
+        end_operand(out, &o);
+        buf_puts(out, negated ? ")(?s:.))" : ")");
+    }
+    buf_free(&o.plain);
+    buf_free(&o.sets);
+    buf_free(&ands);
+    return i < n ? i + 1 : n;
+}
+
+/* Options of a group, p[0] = '(': "(?im-x:" and its like. Bytes taken, 0 if there are none. */
+static size_t options(buf *out, const char *p, size_t n)
+{
+    size_t k = 2;
+    if (n < 4 || p[1] != '?') return 0;
+    while (k < n && memchr("imx-", p[k], 4))
+        k++;
+    if (k == 2 || k >= n || (p[k] != ':' && p[k] != ')')) return 0;
+    for (size_t i = 0; i <= k; i++)
+        buf_putc(out, i > 1 && p[i] == 'm' ? 's' : p[i]);
+    return k + 1;
+}
+
+/* Copies the pattern from Oniguruma's language to PCRE2's. */
 static void translate(buf *out, const char *p, size_t n)
 {
-    int depth = 0; /* inside [...] */
-    for (size_t i = 0; i < n; i++) {
-        if (p[i] == '\\' && i + 1 < n) {
-            char c = p[++i];
-            size_t taken = script_name(out, p + i, n - i);
-            if (taken) {
-                i += taken - 1;
-            } else if (c == 's') {
-                buf_puts(out, depth ? SPACES : "[" SPACES "]");
-            } else if (c == 'w') {
-                buf_puts(out, depth ? WORDS : "[" WORDS "]");
-            } else if (c == 'W' && !depth) {
-                buf_puts(out, "[^" WORDS "]");
-            } else if (c == 'S' && !depth) {
-                buf_puts(out, "[^" SPACES "]");
-            } else if (c == 'h') {
-                buf_puts(out, depth ? "0-9a-fA-F" : "[0-9a-fA-F]");
-            } else {
-                buf_putc(out, '\\');
-                buf_putc(out, c);
-            }
-            continue;
-        }
-        bool punct = depth && n - i > 9 && !memcmp(p + i, "[:punct:]", 9);
-        bool alpha = depth && n - i > 9 && !memcmp(p + i, "[:alpha:]", 9);
-        if (punct || alpha) {
-            buf_puts(out, punct ? "\\p{P}\\p{S}" : "\\p{Alphabetic}");
-            i += 8;
-            continue;
-        }
-        if (p[i] == '[') {
-            if (!depth) {
-                depth = 1;
-                buf_putc(out, '[');
-                if (i + 1 < n && p[i + 1] == '^') buf_putc(out, p[++i]);
-                if (i + 1 < n && p[i + 1] == ']') buf_putc(out, p[++i]);
-                continue;
-            }
-        } else if (p[i] == ']' && depth) {
-            depth = 0;
-        }
+    for (size_t i = 0, k; i < n; i += k) {
+        k = p[i] == '\\'  ? escape(out, p + i, n - i, false)
+            : p[i] == '[' ? set(out, p + i, n - i, 0)
+            : p[i] == '(' ? options(out, p + i, n - i)
+                          : 0;
+        if (k) continue;
         buf_putc(out, p[i]);
+        k = 1;
+        if (p[i] == '{' && i + 2 < n && p[i + 1] == ',' && isdigit((unsigned char)p[i + 2]))
+            buf_putc(out, '0'); /* a{,2} */
     }
 }
 

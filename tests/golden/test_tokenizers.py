@@ -263,7 +263,8 @@ CHARSMAPS = {"own rules": base64.b64encode(zlib.decompress(base64.b64decode(
     "k7vM0mNib1g1LR2ZqKzfKuwlS8m0Te5z22soUP+NR2fyR+yCd8zGf/1yO+4HO+pJuv+YpeeviWb/ie7/iRH9iW1LtT0UtPdSp+9v0T2/mFHfzK"
     "7/zGH+zkT3bxF7v5mz38w17+418ir6s28isKIp1OewxFHkCx5S+x+KWWszz2AakvnQk="))).decode()}
 CLASSES = [r"\p{L}+", r"\p{N}", r"\p{M}", r"[^\s\p{L}\p{N}]+", r"\w+", r"\W", r"\d", r"[\w']+", r"\b", r"^.", r".$", r"\p{Han}+", r"[\p{Hiragana}\p{Latin}]+", r"\P{Han}", r"\p{^Cyrillic}+", r"[[:punct:]]",
-           r"[[:alpha:]]+", r"\s+(?!\S)|\s+", "(?i:ſ|k|ß)", r"\h+", r"\p{Lu}\p{Ll}+", r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+", r"\p{N}{1,3}+"]
+           r"[[:alpha:]]+", r"\s+(?!\S)|\s+", "(?i:ſ|k|ß)", r"\h+", r"\p{Lu}\p{Ll}+", r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+", r"\p{N}{1,3}+", r"[\p{L}&&[^\p{Han}]]+", r"[^a-z&&[^aeiou]]+", r"[a-f[x-z]0-9]+",
+           r"[^a-f[x-z]]+", r"[[:alpha:]&&[a-m]]+", r"[\u4e00-\u9fff]+|\u0061", "(?m:t.*)", r"\H+", r"[\H]+", r"[\v\t]+", "l{,2}"]
 
 
 def model_cases():
