@@ -50,6 +50,7 @@ typedef struct bpe {
     bool byte_fallback, fuse_unk, ignore_merges;
     bool cuts;             /* words may be cut before U+2581 */
     char *prefix, *suffix; /* continuing_subword_prefix, end_of_word_suffix; NULL if empty */
+    char *lost_unk;        /* unk_token that the vocabulary lacks: an error where it is needed */
 } bpe;
 
 typedef struct symbol {
@@ -268,8 +269,7 @@ static int load_flags(tok_model *m, bpe *b, const json *j, const char *where, er
     if (prefix && *prefix) b->prefix = xstrdup(prefix);
     if (suffix && *suffix) b->suffix = xstrdup(suffix);
     b->unk = unk ? tok__vocab_find(&m->vocab, unk, strlen(unk)) : -1;
-    if (unk && b->unk < 0)
-        return err_set(e, ERR_FORMAT, "%s: unk_token '%.60s' is not in the vocabulary", where, unk);
+    if (unk && b->unk < 0) b->lost_unk = xstrdup(unk);
     rc = 0;
 out:
     return rc < 0 ? rc : 0;
@@ -311,6 +311,7 @@ static void bpe_drop(tok_model *m)
     free(b->filter);
     free(b->prefix);
     free(b->suffix);
+    free(b->lost_unk);
     free(b);
 }
 
@@ -319,7 +320,7 @@ static void bpe_drop(tok_model *m)
 
 typedef struct symbols {
     ids *out;
-    bool pending_unk;
+    bool pending_unk, lost;
 } symbols;
 
 static void add_unknown(const bpe *b, symbols *y, const char *p, size_t k)
@@ -330,6 +331,8 @@ static void add_unknown(const bpe *b, symbols *y, const char *p, size_t k)
     if (all) {
         for (size_t i = 0; i < k; i++)
             ids_push(y->out, b->byte_id[(unsigned char)p[i]]);
+    } else if (b->lost_unk) {
+        y->lost = true;
     } else if (b->unk >= 0) {
         if (y->pending_unk && !b->fuse_unk) ids_push(y->out, b->unk);
         y->pending_unk = true;
@@ -347,8 +350,8 @@ static int32_t affixed(const tok_model *m, const bpe *b, const char *s, size_t n
     return tok__vocab_find(&m->vocab, tmp->data, tmp->len);
 }
 
-/* Appends the ids of the characters of a word. */
-static void cut(const tok_model *m, const bpe *b, const char *s, size_t n, ids *out)
+/* Appends the ids of the characters of a word; false: the unknown token is needed but lost. */
+static bool cut(const tok_model *m, const bpe *b, const char *s, size_t n, ids *out)
 {
     buf tmp = {0};
     symbols y = {.out = out};
@@ -372,6 +375,7 @@ static void cut(const tok_model *m, const bpe *b, const char *s, size_t n, ids *
     }
     if (y.pending_unk) ids_push(out, b->unk);
     buf_free(&tmp);
+    return !y.lost;
 }
 
 /* ---- merging ----------------------------------------------------------------------------------
@@ -521,7 +525,12 @@ static int encode_word(const tok_model *m, tok_work *w, const char *s, size_t n,
     const bpe *b = m->state;
     size_t at = out->n;
     for (size_t size = WINDOW;; size *= 8) {
-        cut(m, b, s, n, out);
+        if (!cut(m, b, s, n, out))
+            return err_set(
+                e, ERR_VALUE,
+                "'%.*s' has a character without a token, and unk_token '%.60s' is not in "
+                "the vocabulary",
+                n > 40 ? 40 : (int)n, s, b->lost_unk);
         size_t k = out->n - at;
         if (k <= SHORT) {
             if (k) out->n = at + merge_short(b, out->v + at, k);

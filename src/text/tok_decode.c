@@ -28,7 +28,8 @@ static void push(tok_strings *out, const char *s, size_t n)
     buf_add(&out->bytes, s, n);
 }
 
-/* A token of characters that all stand for bytes becomes those bytes; any other stays. */
+/* A token of characters that all stand for bytes becomes those bytes; any other stays. What comes
+ * out is one string, in which broken UTF-8 is replaced before another decoder sees it. */
 static void run_bytelevel(const tok_stage *s, tok_strings *l)
 {
     (void)s;
@@ -49,7 +50,14 @@ static void run_bytelevel(const tok_stage *s, tok_strings *l)
             out.bytes.len = at;
             buf_add(&out.bytes, p, n);
         }
-        tok__span_push(&out.sp, at, out.bytes.len - at);
+        if (l->raw_bytes) tok__span_push(&out.sp, at, out.bytes.len - at);
+    }
+    if (!l->raw_bytes) {
+        buf whole = out.bytes;
+        begin(&out);
+        utf8_add_lossy(&out.bytes, whole.data, whole.len);
+        tok__span_push(&out.sp, 0, out.bytes.len);
+        buf_free(&whole);
     }
     take(l, &out);
 }

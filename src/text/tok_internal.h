@@ -293,13 +293,14 @@ struct tokenizer {
     tok_stage *norm, *pre, *dec, *post;
     tok_added *added;
     size_t n_added, cap_added;
+    int64_t top_added;    /* id of the last that is not in the vocabulary, -1 = none */
     int32_t *added_by_id; /* index into added, -1 = none; n_ids entries */
     size_t n_ids;
     tok_vocab added_names; /* content -> index in added */
     tok_trie *raw, *normalized;
     int32_t bos, eos;
     char *bos_text, *eos_text;
-    bool force_bos, force_eos, drop_bos;
+    bool force_bos, force_eos;
     bool is_spm, spm_bpe;    /* from a .model file, of type BPE */
     char *spm_bos, *spm_eos; /* its names for them */
     struct tok_pool *pool;

@@ -3,9 +3,12 @@
  * the names of BOS and EOS. "truncation" and "padding" are ignored, as transformers overrides them
  * in every call.
  *
- * As transformers does, tokens that only the config lists are added too, and the named special
- * tokens (bos, eos, pad, unk …) are special even where tokenizer.json does not say so. An added
- * token that the model's vocabulary has keeps the id it has there. */
+ * As transformers does, tokens that only the config lists are added too, its flags win, and the
+ * named special tokens (bos, eos, pad, unk …) are special even where tokenizer.json does not say
+ * so. An added token that the model's vocabulary has keeps the id it has there. Any other one is
+ * numbered as the library does, whatever "id" the file gives it: behind the vocabulary (the number
+ * of its entries, holes not counted), or behind the highest added id if that lies there already.
+ * With a .model file the numbers of the config count. */
 #include <stdlib.h>
 #include <string.h>
 #include "text/tok_internal.h"
@@ -47,15 +50,28 @@ static int load_model(tok_model *m, const json *root, const char *where, err *e)
 /* ---- added tokens -----------------------------------------------------------------------------
  */
 
+static int64_t next_id(const tokenizer *t)
+{
+    const tok_vocab *v = &t->model.vocab;
+    int64_t size = (int64_t)(t->model.kind == &tok__unigram_kind ? v->n : v->used);
+    return t->top_added >= size ? t->top_added + 1 : size;
+}
+
+/* An added token that is there already keeps its id and gets the new flags. */
 static int add_token(tokenizer *t, const char *content, int64_t id, const json *flags, err *e)
 {
     size_t n = strlen(content);
     if (!n) return 0;
+    if (id < 0 || id > UINT32_MAX)
+        return err_set(e, ERR_FORMAT, "%s: added token '%.80s' has id %lld, which is no id",
+                       t->where, content, (long long)id);
+    int32_t old = tok__vocab_find(&t->added_names, content, n);
     int32_t known = tok__vocab_find(&t->model.vocab, content, n);
-    if (known >= 0) id = known;
+    id = old >= 0 ? t->added[old].id : known >= 0 ? known : t->is_spm ? id : next_id(t);
     if (id < 0 || id >= TOK_MAX_ID)
         return err_set(e, ERR_FORMAT, "%s: added token '%.80s' has id %lld, which is no id",
                        t->where, content, (long long)id);
+    if (old < 0 && known < 0) t->top_added = id;
     tok_added a = {.id = (int32_t)id, .len = n};
     int rc;
     if ((rc = json_get_bool(flags, "special", &a.special, t->where, e)) < 0 ||
@@ -70,8 +86,8 @@ static int add_token(tokenizer *t, const char *content, int64_t id, const json *
         t->added = xrealloc(t->added, t->cap_added * sizeof *t->added);
     }
     a.content = xstrdup(content);
-    int32_t old = tok__vocab_find(&t->added_names, content, n);
     if (old >= 0) {
+        a.special |= t->added[old].special;
         free(t->added[old].content);
         t->added[old] = a;
         return 0;
@@ -100,21 +116,35 @@ static int load_json_added(tokenizer *t, const json *root, err *e)
     return 0;
 }
 
-/* "added_tokens_decoder": {"id": {"content": …}} */
+typedef struct numbered { /* a row of "added_tokens_decoder": {"id": {"content": …}} */
+    int64_t id;
+    const json *row;
+} numbered;
+
+static int by_id(const void *pa, const void *pb)
+{
+    const numbered *a = pa, *b = pb;
+    return a->id < b->id ? -1 : a->id > b->id;
+}
+
 static int load_config_added(tokenizer *t, const json *config, err *e)
 {
     const json *list = json_get(config, "added_tokens_decoder");
-    for (const json *c = cJSON_IsObject(list) ? list->child : NULL; c; c = c->next) {
-        const json *content = json_get(c, "content");
+    size_t n = 0;
+    int rc = 0;
+    if (!cJSON_IsObject(list) || !list->child) return 0;
+    numbered *v = xcalloc((size_t)cJSON_GetArraySize(list), sizeof *v);
+    for (const json *c = list->child; c; c = c->next) {
         char *end = NULL;
         long long id = strtoll(c->string, &end, 10);
-        if (!cJSON_IsString(content) || end == c->string || *end) continue;
-        const char *s = content->valuestring;
-        if (tok__vocab_find(&t->added_names, s, strlen(s)) >= 0) continue;
-        int rc = add_token(t, s, id, c, e);
-        if (rc < 0) return rc;
+        if (cJSON_IsString(json_get(c, "content")) && end != c->string && !*end)
+            v[n++] = (numbered){id, c};
     }
-    return 0;
+    if (n) qsort(v, n, sizeof *v, by_id);
+    for (size_t i = 0; i < n && rc >= 0; i++)
+        rc = add_token(t, json_get(v[i].row, "content")->valuestring, v[i].id, v[i].row, e);
+    free(v);
+    return rc;
 }
 
 /* Value of "bos_token" and its like: a string or an object with "content". */
@@ -125,43 +155,61 @@ static const char *token_name(const json *config, const char *key)
     return cJSON_IsString(v) ? v->valuestring : NULL;
 }
 
-int tok__added_special(tokenizer *t, const char *name, err *e)
+static int add_special(tokenizer *t, const char *name, const json *flags, err *e)
 {
     size_t n = strlen(name);
-    int rc = add_token(t, name, tok__vocab_find(&t->model.vocab, name, n), NULL, e);
+    int rc = add_token(t, name, 0, flags, e);
     int32_t at = rc < 0 ? -1 : tok__vocab_find(&t->added_names, name, n);
     if (at < 0) return rc;
     t->added[at].special = true;
-    t->added[at].normalized = false;
+    if (!cJSON_IsBool(json_get(flags, "normalized"))) t->added[at].normalized = false;
     return 0;
+}
+
+int tok__added_special(tokenizer *t, const char *name, err *e)
+{
+    return add_special(t, name, NULL, e);
 }
 
 static const char *const named_specials[] = {"bos_token", "eos_token", "unk_token", "sep_token",
                                              "pad_token", "cls_token", "mask_token"};
 
-static int load_named_specials(tokenizer *t, const json *config, err *e)
+/* A special token that the config names by a string or an object with "content". It is added if no
+ * added token has that content; else `named` ones become special and others stay as they are. */
+static int load_special(tokenizer *t, const json *v, bool named, err *e)
 {
-    for (size_t i = 0; i < sizeof named_specials / sizeof *named_specials; i++) {
-        const char *s = token_name(config, named_specials[i]);
-        if (!s || !*s) continue;
-        int32_t at = tok__vocab_find(&t->added_names, s, strlen(s));
-        if (at >= 0) {
-            t->added[at].special = true;
-            continue;
-        }
-        int32_t id = tok__vocab_find(&t->model.vocab, s, strlen(s));
-        if (id < 0) continue;
-        int rc = tok__added_special(t, s, e);
-        if (rc < 0) return rc;
+    const json *c = cJSON_IsObject(v) ? json_get(v, "content") : v;
+    if (!cJSON_IsString(c) || !*c->valuestring) return 0;
+    const char *s = c->valuestring;
+    int32_t at = tok__vocab_find(&t->added_names, s, strlen(s));
+    if (at >= 0) {
+        t->added[at].special |= named;
+        return 0;
     }
-    return 0;
+    if (t->is_spm && tok__vocab_find(&t->model.vocab, s, strlen(s)) < 0) return 0;
+    return add_special(t, s, cJSON_IsObject(v) ? v : NULL, e);
+}
+
+/* "extra_special_tokens" as an object names tokens, as a list it replaces the older key. */
+static int load_specials(tokenizer *t, const json *config, err *e)
+{
+    const json *extra = json_get(config, "extra_special_tokens");
+    const json *more = cJSON_IsArray(extra) ? extra : json_get(config, "additional_special_tokens");
+    int rc = 0;
+    for (size_t i = 0; i < sizeof named_specials / sizeof *named_specials && rc >= 0; i++)
+        rc = load_special(t, json_get(config, named_specials[i]), true, e);
+    for (const json *c = cJSON_IsObject(extra) ? extra->child : NULL; c && rc >= 0; c = c->next)
+        rc = load_special(t, c, true, e);
+    for (const json *c = cJSON_IsArray(more) ? more->child : NULL; c && rc >= 0; c = c->next)
+        rc = load_special(t, c, false, e);
+    return rc;
 }
 
 int tok__added_load(tokenizer *t, const json *root, const json *config, err *e)
 {
     int rc = load_json_added(t, root, e);
     if (rc >= 0) rc = load_config_added(t, config, e);
-    if (rc >= 0) rc = load_named_specials(t, config, e);
+    if (rc >= 0) rc = load_specials(t, config, e);
     return rc;
 }
 
@@ -211,13 +259,6 @@ static bool is_model_file(const char *s, size_t n)
 /* ---- BOS and EOS ------------------------------------------------------------------------------
  */
 
-/* Classes of transformers that rebuild the post-processor from add_bos_token. */
-static bool rebuilds_template(const json *config)
-{
-    const char *c = token_name(config, "tokenizer_class");
-    return c && (!strncmp(c, "Llama", 5) || !strncmp(c, "CodeLlama", 9) || !strncmp(c, "Gemma", 5));
-}
-
 int tok__config_load(tokenizer *t, const json *config, err *e)
 {
     bool add_bos = false, add_eos = false;
@@ -230,15 +271,14 @@ int tok__config_load(tokenizer *t, const json *config, err *e)
     t->eos_text = xstrdup(eos ? eos : "");
     t->bos = bos ? tokenizer_token_id(t, bos) : -1;
     t->eos = eos ? tokenizer_token_id(t, eos) : -1;
-    int has = json_get_bool(config, "add_bos_token", &add_bos, t->where, e);
-    if (has < 0) return has;
-    rc = json_get_bool(config, "add_eos_token", &add_eos, t->where, e);
-    if (rc < 0) return rc;
+    if (t->is_spm) { /* beside a tokenizer.json, whose post-processor decides, they count nothing */
+        rc = json_get_bool(config, "add_bos_token", &add_bos, t->where, e);
+        if (rc >= 0) rc = json_get_bool(config, "add_eos_token", &add_eos, t->where, e);
+        if (rc < 0) return rc;
+        t->force_bos = add_bos && t->bos >= 0;
+        t->force_eos = add_eos && t->eos >= 0;
+    }
     const tok_stage *p = t->post;
-    t->force_bos = add_bos && t->bos >= 0 && !(p && p->before.n);
-    t->force_eos = add_eos && t->eos >= 0 && !(p && p->after.n);
-    t->drop_bos = has && !add_bos && rebuilds_template(config) && p && p->before.n == 1 &&
-                  p->before.v[0] == t->bos;
     /* No bos_token is named anywhere, but the post-processor puts a token first: it is the BOS. */
     if (t->bos < 0 && p && p->before.n) t->bos = p->before.v[0];
     return 0;
@@ -270,6 +310,7 @@ int tokenizer_open(tokenizer **out, const char *text, size_t n, const char *conf
     tokenizer *t = xcalloc(1, sizeof *t);
     t->where = xstrdup(where);
     t->bos = t->eos = -1;
+    t->top_added = -1;
     tok__bytelevel_init();
     int rc;
     if (config_n) TRY(json_parse(&conf, config, config_n, "tokenizer_config.json", e));

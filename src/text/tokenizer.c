@@ -200,6 +200,7 @@ static const tok_added *next_added(const job *j, const tok_trie *trie, const cha
             if (*lo > 0 && (tok__cp_before(s, *lo, &cp), tok__is_word(cp))) continue;
             if (*hi < n && (tok__cp(s + *hi, n - *hi, &cp), tok__is_word(cp))) continue;
         }
+        if (a->lstrip && *lo < floor) *lo = floor; /* spaces that the match before has taken */
         while (a->lstrip && *lo > floor) {
             int k = tok__cp_before(s, *lo, &cp);
             if (!tok__is_space(cp)) break;
@@ -255,7 +256,7 @@ static int encode_piece(const job *j, const char *s, size_t n, bool at_start, er
     while (rc >= 0 &&
            (a = next_added(j, t->normalized, whole.data, whole.len, floor, &from, &lo, &hi))) {
         if (lo > floor) rc = encode_plain(j, whole.data + floor, lo - floor, at_start && !floor, e);
-        ids_push(j->out, a->id);
+        if (lo < hi) ids_push(j->out, a->id);
         floor = hi;
     }
     if (rc >= 0 && floor < whole.len)
@@ -271,7 +272,7 @@ static int encode_text(const job *j, const char *s, size_t n, err *e)
     int rc = 0;
     while (rc >= 0 && (a = next_added(j, j->t->raw, s, n, floor, &from, &lo, &hi))) {
         if (lo > floor) rc = encode_piece(j, s + floor, lo - floor, !floor, e);
-        ids_push(j->out, a->id);
+        if (lo < hi) ids_push(j->out, a->id);
         floor = hi;
     }
     if (rc >= 0 && floor < n) rc = encode_piece(j, s + floor, n - floor, !floor, e);
@@ -291,7 +292,7 @@ static int encode(job *j, const char *text, size_t n, bool add_special, err *e)
     const tok_stage *p = add_special ? t->post : NULL;
     size_t mark = out->n;
     if (add_special && t->force_bos) ids_push(out, t->bos);
-    for (size_t i = 0; p && !t->drop_bos && i < p->before.n; i++)
+    for (size_t i = 0; p && i < p->before.n; i++)
         ids_push(out, p->before.v[i]);
     j->w = work_take(t);
     int rc = encode_text(j, text, n, e);
@@ -402,7 +403,7 @@ const char *tokenizer_eos_text(const tokenizer *t)
 bool tokenizer_adds_bos(const tokenizer *t)
 {
     if (t->force_bos) return true;
-    if (!t->post || !t->post->before.n || t->drop_bos) return false;
+    if (!t->post || !t->post->before.n) return false;
     return t->bos < 0 || t->post->before.v[0] == t->bos;
 }
 

@@ -405,7 +405,6 @@ static const refusal refusals[] = {
     {MODEL("\"merges\":[\"a z\"]}"), ERR_FORMAT, "'z'"},
     {MODEL("\"merges\":[\"b a\"]}"), ERR_FORMAT, "'ba'"},
     {MODEL("\"merges\":[],\"dropout\":0.1}"), ERR_UNSUPPORTED, "dropout"},
-    {MODEL("\"merges\":[],\"unk_token\":\"<unk>\"}"), ERR_FORMAT, "<unk>"},
     {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":-1},\"merges\":[]}}", ERR_FORMAT, "'a'"},
     {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":1.5},\"merges\":[]}}", ERR_FORMAT, "'a'"},
     {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":1e300},\"merges\":[]}}", ERR_FORMAT, "'a'"},
@@ -436,7 +435,7 @@ static const refusal refusals[] = {
     {WHOLE("\"decoder\":{\"type\":\"Strip\",\"content\":\"\"}"), ERR_FORMAT, "'content'"},
     {WHOLE("\"added_tokens\":{}"), ERR_FORMAT, "added_tokens"},
     {WHOLE("\"added_tokens\":[{\"id\":1}]"), ERR_FORMAT, "content"},
-    {WHOLE("\"added_tokens\":[{\"content\":\"<x>\",\"id\":99999999}]"), ERR_FORMAT, "<x>"},
+    {WHOLE("\"added_tokens\":[{\"content\":\"<x>\",\"id\":4294967296}]"), ERR_FORMAT, "<x>"},
     {WHOLE("\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":"
            "{\"id\":\"<s>\"}},{\"Sequence\":{\"id\":\"A\"}}]}"),
      ERR_FORMAT, "<s>"},
@@ -523,26 +522,101 @@ static void bos_by_config(void **state)
 {
     (void)state;
     tokenizer *t =
-        with_config(MILLET "tokenizer.json", /* no template there: the flag decides */
+        with_config(MILLET "tokenizer.json", /* the file has no template: the flags do nothing */
                     "{\"bos_token\":{\"content\":\"<|endoftext|>\"},\"add_bos_token\":true,"
                     "\"eos_token\":\"<|im_end|>\",\"add_eos_token\":true}");
-    assert_true(tokenizer_adds_bos(t));
-    expect(t, "", true, "0 2");
-    expect(t, "", false, "");
+    assert_false(tokenizer_adds_bos(t));
+    expect(t, "", true, "");
     tokenizer_close(t);
     t = with_config(FIXTURES "stories260K.json", "{\"bos_token\":\"<s>\",\"add_bos_token\":false,"
                                                  "\"tokenizer_class\":\"LlamaTokenizer\"}");
-    assert_false(tokenizer_adds_bos(t)); /* this class rebuilds its template from the flag */
-    expect(t, "", true, "");
-    tokenizer_close(t);
-    t = with_config(FIXTURES "stories260K.json", "{\"bos_token\":\"<s>\",\"add_bos_token\":true}");
     assert_true(tokenizer_adds_bos(t));
-    expect(t, "", true, "1");      /* once, not twice */
+    expect(t, "", true, "1");      /* the template counts, once */
     expect(t, "<s>", true, "1 1"); /* written in the text: honoured, as the library does */
     tokenizer_close(t);
     static const char bare[] = "{\"model\":{\"type\":\"BPE\",\"vocab\":{},\"merges\":[]}}";
     CHECK_ERR(tokenizer_open(&t, bare, sizeof bare - 1, "{", 1, "f.json", &e), ERR_FORMAT,
               "tokenizer_config.json");
+}
+
+static tokenizer *open_both(const char *text, const char *config)
+{
+    tokenizer *t = NULL;
+    CHECK_OK(tokenizer_open(&t, text, strlen(text), config, strlen(config), "f.json", &e));
+    return t;
+}
+
+/* Ids of added tokens: the library numbers them itself, and so do the tokens of the config. */
+static void numbers_of_added_tokens(void **state)
+{
+    (void)state;
+#define HOLES      "\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"c\":5},\"merges\":[]}"
+#define ROW(s, id) "{\"content\":\"" s "\",\"special\":true,\"id\":" id "}"
+    static const char rows[] = "{" HOLES ",\"added_tokens\":[" ROW("<x>", "9") "," ROW(
+        "", "3") "," ROW("b", "8") "," ROW("<y>", "2") "]}";
+    tokenizer *t = open_both(rows, "");
+    expect(t, "a<x>b<y>", false, "0 3 1 4"); /* three entries, however high the ids */
+    tokenizer_close(t);
+    t = open_both(rows, "{\"pad_token\":\"<p>\",\"extra_special_tokens\":{\"image\":\"<i>\"},"
+                        "\"additional_special_tokens\":[\"<q>\",\"a\"],\"added_tokens_decoder\":{"
+                        "\"50\":{\"content\":\"<z>\"},\"40\":{\"content\":\"<x>\",\"lstrip\":true},"
+                        "\"30\":{\"content\":\"<w>\",\"rstrip\":true}}}");
+    expect(t, "c <x><w> <z><p><i><q>a", false, "5 3 5 6 7 8 9 0");
+    assert_true(tokenizer_is_special(t, 3));
+    assert_false(tokenizer_is_special(t, 6));
+    assert_true(tokenizer_is_special(t, 7));
+    tokenizer_close(t);
+}
+
+static void spaces_that_two_tokens_take(void **state)
+{
+    (void)state;
+    tokenizer *t =
+        open_both("{" HOLES ",\"added_tokens\":[{\"id\":3,\"content\":\" \",\"lstrip\":true,"
+                  "\"rstrip\":true}]}",
+                  "");
+    expect(t, "a   b", false, "0 3 1"); /* the second and third match have nothing left */
+    tokenizer_close(t);
+}
+
+static void unknown_token_without_an_entry(void **state)
+{
+    (void)state;
+    ids l = {0};
+    tokenizer *t = open_both("{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[],"
+                             "\"unk_token\":\"<unk>\"}}",
+                             "");
+    expect(t, "aa", false, "0 0");
+    CHECK_ERR(tokenizer_encode(t, "ab", 2, false, &l, &e), ERR_VALUE, "'<unk>'");
+    tokenizer_close(t);
+    ids_free(&l);
+}
+
+/* What Oniguruma reads in a pattern and PCRE2 does not: "ab" stays whole where nothing cuts it. */
+static void patterns_of_the_other_library(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *pattern, *text, *want;
+    } row[] = {
+        {"[a-c&&[^b]]+", "abab", "0 1 0 1"},   {"[^a-c&&[^b]]+", "abab", "0 1 0 1"},
+        {"[b[xy]]+", "abab", "0 1 0 1"},       {"[x&&[ab]]", "abab", "3 3"},
+        {"\\\\u0061", "abab", "0 1 0 1"},      {"[\\\\u0061x]", "abab", "0 1 0 1"},
+        {"(?m:a.*)", "b\nabab", "1 4 3 3"},    {"a(?m:.)a", "a\nab", "0 4 0 1"},
+        {"\\\\v", "ab\nab", "3 4 3"},          {"b{,1}", "abab", "0 1 0 1"},
+        {"[[:alpha:]&&a]", "abab", "0 1 0 1"}, {"[&a]", "abab", "0 1 0 1"},
+    };
+    for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
+        char *file = xasprintf(
+            "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"c\":2,\"ab\":3,\"\\n\":4},"
+            "\"merges\":[\"a b\"]},\"pre_tokenizer\":{\"type\":\"Split\",\"behavior\":\"Isolated\","
+            "\"invert\":false,\"pattern\":{\"Regex\":\"%s\"}}}",
+            row[i].pattern);
+        tokenizer *t = open_both(file, "");
+        expect(t, row[i].text, false, row[i].want);
+        tokenizer_close(t);
+        free(file);
+    }
 }
 
 /* ---- streaming ---- */
@@ -797,6 +871,10 @@ int main(void)
         cmocka_unit_test(texts_that_are_no_text),
         cmocka_unit_test(names_from_the_config),
         cmocka_unit_test(bos_by_config),
+        cmocka_unit_test(numbers_of_added_tokens),
+        cmocka_unit_test(patterns_of_the_other_library),
+        cmocka_unit_test(spaces_that_two_tokens_take),
+        cmocka_unit_test(unknown_token_without_an_entry),
         cmocka_unit_test(streaming_never_splits_a_character),
         cmocka_unit_test(streaming_an_unfinished_character),
         cmocka_unit_test(bytes_of_tokens_make_the_text),
