@@ -11,26 +11,32 @@
 /* ---- small tensors ------------------------------------------------------------------------------
  */
 
-/* All n elements of a tensor of any shape, in f32. */
-static int read_vector(model *m, const char *name, int64_t n, float *out, err *e)
+/* A vector [cols], or rows of them as [rows, cols] or [rows, 1, cols] (a depthwise convolution), in
+ * f32. */
+static int read_vector(model *m, const char *name, int64_t rows, int64_t cols, float *out, err *e)
 {
     const ckpt_tensor *t;
-    int64_t have = 1;
     int rc = ckpt_need(m->q->c, name, &t, e);
     if (rc < 0) return rc;
-    for (int i = 0; i < t->n_dims; i++)
-        have = t->shape[i] >= 0 && t->shape[i] <= n ? have * t->shape[i] : -1;
-    if (have != n)
-        return err_set(
-            e, ERR_SHAPE,
-            "%s: tensor '%s' has %lld elements in %d dimensions, config.json asks for %lld",
-            t->path, name, t->n_dims ? (long long)t->shape[0] : 1LL, t->n_dims, (long long)n);
-    ckpt_tensor row = *t;
-    row.n_dims = 1;
-    row.shape[0] = n;
-    if (t->permute_heads && t->n_dims > 1) row = *t;
-    TRY(ckpt_load_rows(m->q->c, &row, 0, row.n_dims == 1 ? 1 : row.shape[0], out, e));
-    for (int64_t i = 0; i < n; i++)
+    const int64_t *d = t->shape;
+    bool fits = rows == 1 ? t->n_dims == 1 && d[0] == cols
+                          : (t->n_dims == 2 && d[0] == rows && d[1] == cols) ||
+                                (t->n_dims == 3 && d[0] == rows && d[1] == 1 && d[2] == cols);
+    if (!fits) {
+        buf have = {0};
+        for (int i = 0; i < t->n_dims; i++)
+            buf_printf(&have, "%s%lld", i ? ", " : "", (long long)d[i]);
+        rc = err_set(e, ERR_SHAPE,
+                     "%s: tensor '%s' has the shape [%s], config.json asks for %lld x %lld",
+                     t->path, name, have.data ? have.data : "", (long long)rows, (long long)cols);
+        buf_free(&have);
+        return rc;
+    }
+    ckpt_tensor flat = *t;
+    flat.n_dims = 1;
+    flat.shape[0] = rows * cols;
+    TRY(ckpt_load_rows(m->q->c, &flat, 0, 1, out, e));
+    for (int64_t i = 0; i < rows * cols; i++)
         if (!isfinite(out[i]))
             return err_set(e, ERR_VALUE, "%s: tensor '%s': element %lld is not finite", t->path,
                            name, (long long)i);
@@ -40,11 +46,11 @@ out:
     return rc;
 }
 
-static int load_vector(model *m, const char *name, int64_t n, float **out, err *e)
+static int load_vector(model *m, const char *name, int64_t rows, int64_t cols, float **out, err *e)
 {
-    *out = arena_alloc(m->mem, sizeof **out * (size_t)n);
-    m->bytes.other += sizeof **out * (uint64_t)n;
-    return read_vector(m, name, n, *out, e);
+    *out = arena_alloc(m->mem, sizeof **out * (size_t)(rows * cols));
+    m->bytes.other += sizeof **out * (uint64_t)(rows * cols);
+    return read_vector(m, name, rows, cols, *out, e);
 }
 
 /* layer < 0: a whole name. name NULL: nothing is read. */
@@ -54,18 +60,25 @@ static void full_name(const model *m, int layer, const char *name, const char *t
     snprintf(out + n, 256 - (size_t)n, "%s%s", name, tail);
 }
 
-static int layer_vector(model *m, int layer, const char *name, const char *tail, int64_t n,
-                        float **out, err *e)
+static int layer_matrix(model *m, int layer, const char *name, const char *tail, int64_t rows,
+                        int64_t cols, float **out, err *e)
 {
     char full[256];
     if (!name) return 0;
     full_name(m, layer, name, tail, full);
-    return load_vector(m, full, n, out, e);
+    return load_vector(m, full, rows, cols, out, e);
+}
+
+static int layer_vector(model *m, int layer, const char *name, const char *tail, int64_t n,
+                        float **out, err *e)
+{
+    return layer_matrix(m, layer, name, tail, 1, n, out, e);
 }
 
 static void plus_one(model *m, float *w, int64_t n)
 {
-    for (int64_t i = 0; w && m->arch->norm == ARCH_RMS_ONE && i < n; i++)
+    bool lacks = m->arch->norm == ARCH_RMS_ONE || m->arch->norm == ARCH_LAYER_NORM_ONE;
+    for (int64_t i = 0; w && lacks && i < n; i++)
         w[i] += 1.0f;
 }
 
@@ -76,8 +89,8 @@ static int load_norm(model *m, int layer, const char *name, int64_t n, model_vec
     if (rc < 0 || !name) return rc;
     plus_one(m, out->w, n);
     full_name(m, layer, name, ".bias", full);
-    if (m->arch->norm == ARCH_LAYER_NORM && ckpt_find(m->q->c, full))
-        rc = load_vector(m, full, n, &out->b, e);
+    if (m->arch->norm >= ARCH_LAYER_NORM && ckpt_find(m->q->c, full))
+        rc = load_vector(m, full, 1, n, &out->b, e);
     return rc;
 }
 
@@ -159,7 +172,7 @@ out:
 
 static int read_bias(model *m, const arch_shard *s, float *out, err *e)
 {
-    int rc = read_vector(m, s->bias_name, s->E * s->N, out, e);
+    int rc = read_vector(m, s->bias_name, s->E, s->N, out, e);
     if (rc < 0 || !s->n_parts) return rc;
     int32_t *rows = xmalloc(sizeof *rows * (size_t)s->N);
     float *old = xmalloc(sizeof *old * (size_t)s->N);
@@ -215,10 +228,13 @@ static void drop_loaded(loaded *s)
     *s = (loaded){0};
 }
 
-static void note_spec(model *m, const qspec *s)
+/* The model's spec is that of its first quantized linear, else of its first; the head, which is
+ * loaded before the layers, counts only where there is no other. */
+static void note_spec(model *m, arch_linear_kind kind, const qspec *s)
 {
-    if (m->bytes.prepared && (qaxis_quantized(&m->spec.w) || !qaxis_quantized(&s->w))) return;
+    if (m->spec_known && (qaxis_quantized(&m->spec.w) || !qaxis_quantized(&s->w))) return;
     m->spec = *s;
+    m->spec_known = kind != ARCH_LM_HEAD;
 }
 
 /* Prepares what lies in s; n shards of one expert (E = 1). */
@@ -241,7 +257,7 @@ static int prepare(model *m, const arch_linear *l, loaded *s, kern_linear **out,
     for (int i = 0; online && i < l->n_shards; i++)
         TRY(quantize_now(m, l->shard[i].module, &s->t[i], amax, e));
     TRY(kern_linear_make(m->dev, &d, out, e));
-    note_spec(m, &s->t[0].spec);
+    note_spec(m, l->kind, &s->t[0].spec);
     m->bytes.prepared += kern_linear_bytes(*out);
     model__report_add(m, arch_kind_names[l->kind], &s->t[0].spec, *out);
 out:
@@ -395,12 +411,13 @@ static int load_mix_vectors(model *m, int i, model_layer *l, err *e)
     int rc = 0;
     if (a->layers[i].mix == ARCH_ATTENTION) {
         bool head = a->qk_norm == ARCH_QK_HEAD;
+        bool rows = a->qk_norm == ARCH_QK_HEAD_LAYER;
         int64_t q = head ? a->D : (int64_t)a->H * a->D, k = head ? a->D : (int64_t)a->Hk * a->D;
         if (a->qk_norm) {
-            TRY(layer_vector(m, i, n->q_norm ? n->q_norm : "self_attn.q_norm", ".weight", q,
-                             &l->q_norm, e));
-            TRY(layer_vector(m, i, n->k_norm ? n->k_norm : "self_attn.k_norm", ".weight", k,
-                             &l->k_norm, e));
+            TRY(layer_matrix(m, i, n->q_norm ? n->q_norm : "self_attn.q_norm", ".weight",
+                             rows ? a->H : 1, rows ? a->D : q, &l->q_norm, e));
+            TRY(layer_matrix(m, i, n->k_norm ? n->k_norm : "self_attn.k_norm", ".weight",
+                             rows ? a->Hk : 1, rows ? a->D : k, &l->k_norm, e));
             plus_one(m, l->q_norm, q);
             plus_one(m, l->k_norm, k);
         }
@@ -411,7 +428,7 @@ static int load_mix_vectors(model *m, int i, model_layer *l, err *e)
         TRY(layer_vector(m, i, n->kv_a_norm, ".weight", a->mla.kv_lora, &l->kv_a_norm, e));
     } else {
         int64_t c = 2 * (int64_t)a->delta.Hk * a->delta.Dk + (int64_t)a->delta.Hv * a->delta.Dv;
-        TRY(layer_vector(m, i, n->conv, ".weight", c * a->delta.conv, &l->conv, e));
+        TRY(layer_matrix(m, i, n->conv, ".weight", c, a->delta.conv, &l->conv, e));
         TRY(layer_vector(m, i, n->a_log, "", a->delta.Hv, &l->a_log, e));
         TRY(layer_vector(m, i, n->dt_bias, "", a->delta.Hv, &l->dt_bias, e));
         TRY(layer_vector(m, i, n->delta_norm, ".weight", a->delta.Dv, &l->delta_norm, e));
@@ -502,6 +519,8 @@ int model__load(model *m, err *e)
     arch_linear *all = xcalloc((size_t)n, sizeof *all);
     progress p;
     arch_linears(m->arch, all, n);
+    /* Ends first: while one tensor serves as both, it is resident in the file and prepared. */
+    TRY(load_ends(m, &all[n - 1], e));
     progress_start(&p, "load", (uint64_t)m->n_layers);
     for (int i = 0; i < m->n_layers; i++) {
         int from = at;
@@ -511,7 +530,6 @@ int model__load(model *m, err *e)
         progress_step(&p, (uint64_t)i + 1, NULL);
     }
     progress_end(&p);
-    TRY(load_ends(m, &all[n - 1], e));
 out:
     free(all);
     return rc;

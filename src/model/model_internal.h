@@ -50,7 +50,8 @@ struct model {
     model_report_line *report;
     int n_report;
     qspec spec;
-    qspec online; /* of opts.quantize */
+    bool spec_known; /* of a linear other than the head */
+    qspec online;    /* of opts.quantize */
     bool has_online;
 };
 
