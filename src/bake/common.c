@@ -179,13 +179,6 @@ static bool is_float(const ckpt_tensor *t)
            t->dtype == NUM_BF16;
 }
 
-/* Rows and columns as ckpt_load_rows counts them. */
-static void extent(const ckpt_tensor *t, int64_t *rows, int64_t *cols)
-{
-    *rows = t->n_dims == 2 ? t->shape[0] : 1;
-    *cols = t->n_dims == 2 ? t->shape[1] : t->n_dims == 1 ? t->shape[0] : 1;
-}
-
 /* Values that were finite and no longer are: f16 ends at 65504. */
 static int check_range(num_dtype to, const float *v, size_t n, const ckpt_tensor *t, err *e)
 {
@@ -204,7 +197,7 @@ static int copy_converted(ckpt_writer *w, const ckpt *c, const ckpt_tensor *t, n
     int64_t rows, K;
     float *v = NULL;
     uint8_t *out = NULL;
-    extent(t, &rows, &K);
+    ckpt_rows_of(t, &rows, &K);
     int64_t step = K < (int64_t)PIECE ? (int64_t)PIECE / K : 1;
     if (step > rows) step = rows;
     TRY(mem_alloc((void **)&v, (size_t)(step * K) * sizeof *v, e));

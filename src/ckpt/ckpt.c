@@ -539,14 +539,18 @@ static void decode(const ckpt_tensor *t, const uint8_t *src, size_t n, float *ou
         num_decode_row(t->dtype, src, n, out);
 }
 
+void ckpt_rows_of(const ckpt_tensor *t, int64_t *rows, int64_t *cols)
+{
+    *rows = 1;
+    for (int i = 0; i + 1 < t->n_dims; i++)
+        *rows *= t->shape[i];
+    *cols = t->n_dims ? t->shape[t->n_dims - 1] : 1;
+}
+
 int ckpt_load_rows(const ckpt *c, const ckpt_tensor *t, int64_t r0, int64_t r1, float *out, err *e)
 {
-    int64_t rows = t->n_dims == 2 ? t->shape[0] : 1, K = 1;
-    if (t->n_dims != 1 && t->n_dims != 2)
-        return err_set(e, ERR_SHAPE,
-                       "%s: tensor '%s' has %d dimensions, rows are taken from 1 or 2", c->path,
-                       t->name, t->n_dims);
-    K = t->n_dims == 2 ? t->shape[1] : t->shape[0];
+    int64_t rows, K;
+    ckpt_rows_of(t, &rows, &K);
     if (r0 < 0 || r1 > rows || r0 > r1)
         return err_set(e, ERR_SHAPE, "%s: tensor '%s': rows %lld to %lld of %lld", c->path, t->name,
                        (long long)r0, (long long)r1, (long long)rows);

@@ -44,8 +44,10 @@ const ckpt_tensor *ckpt_tensor_at(const ckpt *c, size_t i);
 const ckpt_tensor *ckpt_find(const ckpt *c, const char *name); /* NULL if absent; hashed */
 /* ERR_MISSING names tensor, file(s) searched and near names. */
 int ckpt_need(const ckpt *c, const char *name, const ckpt_tensor **out, err *e);
-/* Rows [r0,r1) of a 2-D (or 1-D as one row) tensor decoded to fp32, gguf blocks and permutation
- * undone. Plain float and gguf types only. NaN/Inf is not checked here. */
+/* A tensor as rows of its last dimension; one row where it has one dimension or none. */
+void ckpt_rows_of(const ckpt_tensor *t, int64_t *rows, int64_t *cols);
+/* Rows [r0,r1) of a tensor (ckpt_rows_of) decoded to fp32, gguf blocks and permutation undone.
+ * Plain float and gguf types only. NaN/Inf is not checked here. */
 int ckpt_load_rows(const ckpt *c, const ckpt_tensor *t, int64_t r0, int64_t r1, float *out, err *e);
 /* Tells the kernel that this tensor's pages may be dropped. */
 void ckpt_dontneed(const ckpt *c, const ckpt_tensor *t);
