@@ -26,6 +26,7 @@ typedef struct bake_list {
     const ckpt_tensor *first; /* tensor 0 of the source: by_tensor is indexed from it */
     int *by_tensor;           /* module + 1 of a source tensor, 0 = none */
     arena *mem;
+    int n_stacked; /* linears that are no stored matrix [out, in] */
 } bake_list;
 
 /* Which linears are there; rules of the user taken out. Notes go to r. */

@@ -81,6 +81,7 @@ static int from_arch(bake_list *l, ckpt *c, ruleset *rules, err *e)
         for (int k = 0; k < a[i].n_shards; k++) {
             const arch_shard *s = &a[i].shard[k];
             bool stacked = s->E > 1 || s->transposed; /* not matrices that the writer stores */
+            l->n_stacked += stacked;
             if (ruled_out(rules, s->module) || !arch_quantizable(a[i].kind) || stacked)
                 add_ignore(l, s->module);
             else
@@ -191,7 +192,10 @@ int bake__list(bake_list *l, ckpt *c, const bake_opts *o, bake_report *r, err *e
     ruleset s = {xcalloc(n, sizeof *s.rules), xcalloc(n, sizeof *s.hits), o->n_ignore};
     *l = (bake_list){.mem = arena_make()};
     for (int i = 0; i < s.n; i++)
-        TRY(quant_rule_make(&s.rules[i], o->ignore[i], e));
+        if ((rc = quant_rule_make(&s.rules[i], o->ignore[i], e)) < 0) {
+            err_wrap(e, "--ignore '%s'", o->ignore[i]);
+            goto out;
+        }
     err why = {0};
     if (arch_find(ckpt_cfg(c), &row, &why) == 0) {
         TRY(from_arch(l, c, &s, e));
@@ -203,9 +207,12 @@ int bake__list(bake_list *l, ckpt *c, const bake_opts *o, bake_report *r, err *e
     add_ignore(l, "lm_head");
     TRY(judge_rules(&s, o, r, e));
     if (!l->n) {
-        rc = err_set(e, ERR_USAGE, "%s: nothing to quantize: %s; leave some --ignore out",
-                     ckpt_path(c),
-                     s.n ? "the --ignore rules take every linear" : "no linear was found");
+        rc = err_set(e, ERR_USAGE, "%s: nothing to quantize: %s", ckpt_path(c),
+                     l->n_stacked
+                         ? "its linears are stored [in, out] or as stacks, which no dialect here "
+                           "takes; quantize while loading (--quantization)"
+                     : s.n ? "the --ignore rules take every linear; leave some --ignore out"
+                           : "no linear was found");
         goto out;
     }
     note_split_sets(l, r);
