@@ -57,6 +57,7 @@ static int answer(const opts *o, engine *en, const ids *prompt, gen_result *r, e
     sampling(o, &p);
     p.prompt = prompt->v;
     p.n_prompt = (int64_t)prompt->n;
+    p.continues = o->v[OPT_raw].given || !engine_chat(en);
     int64_t room = engine_max_len(en) - p.n_prompt;
     if (p.max_tokens > room && room > 0) p.max_tokens = room;
     if (!o->v[OPT_json].given) p.sink = print_sink;

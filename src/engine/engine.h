@@ -78,6 +78,7 @@ typedef struct req_params { /* all pointers are copied by submit */
     int n_stop_ids;
     bool ignore_eos, include_stop,
         keep_special; /* keep_special: do not skip special tokens in text */
+    bool continues;   /* the text goes on where the prompt's ends: a space in front stays */
     int64_t min_tokens;
     uint64_t cache_salt;
     int choice; /* index of n > 1: seeds derive from (seed, choice) */

@@ -47,6 +47,7 @@ request *engine__request_make(engine *en, const req_params *p)
     if (!p->sample.has_seed && getrandom(&r->seed, sizeof r->seed, 0) != (ssize_t)sizeof r->seed)
         r->seed = (uint64_t)(clock_seconds() * 1e9);
     if (en->tok) detok_init(&r->d, en->tok, !p->keep_special);
+    if (p->continues && p->n_prompt) r->d.first = false;
     r->t_submit = clock_seconds();
     return r;
 }

@@ -113,7 +113,10 @@ static int64_t offset_step(call *c, gen_choice *ch, int32_t id, bool textless)
     int64_t at = ch->chars;
     const tokenizer *t = engine_tokenizer(c->s->en);
     if (!t || textless) return at;
-    if (!ch->offsets_on) detok_init(&ch->offsets, t, false);
+    if (!ch->offsets_on) {
+        detok_init(&ch->offsets, t, false);
+        ch->offsets.first = !c->r.p.continues || c->r.echo;
+    }
     ch->offsets_on = true;
     buf b = {0};
     detok_push(&ch->offsets, id, &b);

@@ -291,6 +291,7 @@ static int parse_flags(const json *j, gen_request *r, fault *f)
         serve__field_bool(j, "return_token_ids", &r->return_token_ids, f) < 0)
         return -1;
     r->p.keep_special = !skip;
+    r->p.continues = !r->chat;
     const char *salt = NULL;
     if (serve__field_str(j, "cache_salt", &salt, f) < 0) return -1;
     if (salt && *salt) r->p.cache_salt = XXH3_64bits(salt, strlen(salt));

@@ -30,10 +30,10 @@ MESSAGES = [{"role": "user", "content": Q}]
 class Server:
     """A running server; the log is kept for the case that it dies."""
 
-    def __init__(self, *args, key=None):
+    def __init__(self, *args, key=None, model=MODEL):
         self.log = tempfile.TemporaryFile("w+")
         self.key = key
-        cmd = [TARE, "serve", MODEL, "--port", "0", *args]
+        cmd = [TARE, "serve", model, "--port", "0", *args]
         self.p = subprocess.Popen(cmd, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
         for line in self.p.stderr:
             self.log.write(line)
@@ -520,6 +520,21 @@ def test_keys_names_and_full_queue():
     finally:
         code = s.stop()
     assert code == 0, (code, s.text())
+
+
+def test_continued_text_keeps_its_space():
+    # A SentencePiece vocabulary, whose decoder drops a space in front: prompt + text reads on.
+    s = Server(model="tests/fixtures/tiny/stories260K")
+    try:
+        j = s.post(COMP, {"prompt": "Once upon a time, there was", "max_tokens": 6, "temperature": 0, "logprobs": 0})[1]
+        text, at = j["choices"][0]["text"], j["choices"][0]["logprobs"]["text_offset"]
+        assert re.match(r" \S", text), text
+        assert at[0] == 0 and at[1] > 1, at
+        e = s.post(COMP, {"prompt": "Once upon a time, there was", "max_tokens": 6, "temperature": 0, "echo": True})[1]
+        assert e["choices"][0]["text"] == "Once upon a time, there was" + text, e
+    finally:
+        s.p.kill()
+        s.p.wait()
 
 
 def test_drain():
