@@ -81,6 +81,7 @@ static int from_arch(bake_list *l, ckpt *c, ruleset *rules, err *e)
         for (int k = 0; k < a[i].n_shards; k++) {
             const arch_shard *s = &a[i].shard[k];
             bool stacked = s->E > 1 || s->transposed; /* not matrices that the writer stores */
+            l->n_stacked += stacked;
             if (ruled_out(rules, s->module) || !arch_quantizable(a[i].kind) || stacked)
                 add_ignore(l, s->module);
             else
@@ -206,9 +207,12 @@ int bake__list(bake_list *l, ckpt *c, const bake_opts *o, bake_report *r, err *e
     add_ignore(l, "lm_head");
     TRY(judge_rules(&s, o, r, e));
     if (!l->n) {
-        rc = err_set(e, ERR_USAGE, "%s: nothing to quantize: %s; leave some --ignore out",
-                     ckpt_path(c),
-                     s.n ? "the --ignore rules take every linear" : "no linear was found");
+        rc = err_set(e, ERR_USAGE, "%s: nothing to quantize: %s", ckpt_path(c),
+                     l->n_stacked
+                         ? "its linears are stored [in, out] or as stacks, which no dialect here "
+                           "takes; quantize while loading (--quantization)"
+                     : s.n ? "the --ignore rules take every linear; leave some --ignore out"
+                           : "no linear was found");
         goto out;
     }
     note_split_sets(l, r);

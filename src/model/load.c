@@ -77,7 +77,8 @@ static int layer_vector(model *m, int layer, const char *name, const char *tail,
 
 static void plus_one(model *m, float *w, int64_t n)
 {
-    for (int64_t i = 0; w && m->arch->norm == ARCH_RMS_ONE && i < n; i++)
+    bool lacks = m->arch->norm == ARCH_RMS_ONE || m->arch->norm == ARCH_LAYER_NORM_ONE;
+    for (int64_t i = 0; w && lacks && i < n; i++)
         w[i] += 1.0f;
 }
 
@@ -88,7 +89,7 @@ static int load_norm(model *m, int layer, const char *name, int64_t n, model_vec
     if (rc < 0 || !name) return rc;
     plus_one(m, out->w, n);
     full_name(m, layer, name, ".bias", full);
-    if (m->arch->norm == ARCH_LAYER_NORM && ckpt_find(m->q->c, full))
+    if (m->arch->norm >= ARCH_LAYER_NORM && ckpt_find(m->q->c, full))
         rc = load_vector(m, full, 1, n, &out->b, e);
     return rc;
 }
@@ -227,10 +228,13 @@ static void drop_loaded(loaded *s)
     *s = (loaded){0};
 }
 
-static void note_spec(model *m, const qspec *s)
+/* The model's spec is that of its first quantized linear, else of its first; the head, which is
+ * loaded before the layers, counts only where there is no other. */
+static void note_spec(model *m, arch_linear_kind kind, const qspec *s)
 {
-    if (m->bytes.prepared && (qaxis_quantized(&m->spec.w) || !qaxis_quantized(&s->w))) return;
+    if (m->spec_known && (qaxis_quantized(&m->spec.w) || !qaxis_quantized(&s->w))) return;
     m->spec = *s;
+    m->spec_known = kind != ARCH_LM_HEAD;
 }
 
 /* Prepares what lies in s; n shards of one expert (E = 1). */
@@ -253,7 +257,7 @@ static int prepare(model *m, const arch_linear *l, loaded *s, kern_linear **out,
     for (int i = 0; online && i < l->n_shards; i++)
         TRY(quantize_now(m, l->shard[i].module, &s->t[i], amax, e));
     TRY(kern_linear_make(m->dev, &d, out, e));
-    note_spec(m, &s->t[0].spec);
+    note_spec(m, l->kind, &s->t[0].spec);
     m->bytes.prepared += kern_linear_bytes(*out);
     model__report_add(m, arch_kind_names[l->kind], &s->t[0].spec, *out);
 out:
@@ -515,6 +519,8 @@ int model__load(model *m, err *e)
     arch_linear *all = xcalloc((size_t)n, sizeof *all);
     progress p;
     arch_linears(m->arch, all, n);
+    /* Ends first: while one tensor serves as both, it is resident in the file and prepared. */
+    TRY(load_ends(m, &all[n - 1], e));
     progress_start(&p, "load", (uint64_t)m->n_layers);
     for (int i = 0; i < m->n_layers; i++) {
         int from = at;
@@ -524,7 +530,6 @@ int model__load(model *m, err *e)
         progress_step(&p, (uint64_t)i + 1, NULL);
     }
     progress_end(&p);
-    TRY(load_ends(m, &all[n - 1], e));
 out:
     free(all);
     return rc;
