@@ -90,6 +90,15 @@ PTX float ptx_get_f32(uint32_t at, uint32_t rank)
                  : "memory");
     return v;
 }
+PTX float4 ptx_get_f32x4(uint32_t at, uint32_t rank)
+{
+    float4 v;
+    asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(ptx_at_rank(at, rank))
+                 : "memory");
+    return v;
+}
 /* Stores v in the block of that rank; its barrier counts the 4 bytes. */
 PTX void ptx_send_f32(uint32_t to, uint32_t bar, uint32_t rank, float v)
 {
@@ -120,12 +129,87 @@ PTX void ptx_mma_bf16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+/* ---- copies a thread asks for, in groups --------------------------------------------------------
+ */
+PTX void ptx_copy16(uint32_t to, const void *from)
+{
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from)
+                 : "memory");
+}
+PTX void ptx_copy_commit(void)
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int N> PTX void ptx_copy_wait(void) /* all but the last N groups are there */
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+/* ---- products of four warps (wgmma) -------------------------------------------------------------
+ * d[64 x N] (+)= a[64x16] b[16 x N]; warp w of the four has rows 16w .. +15 of a and d, as in
+ * ptx_mma_bf16, eight columns of d after the other; b lies in shared memory, N rows of 128 bytes
+ * (64 values of k), whose 16-byte pieces stand at place number ^ row%8, aligned to 1024 bytes. */
+PTX uint64_t ptx_wg_operand(uint32_t at)
+{
+    return (uint64_t)1 << 62 | (uint64_t)64 << 32 | (uint64_t)1 << 16 | (at & 0x3ffff) >> 4;
+}
+PTX void ptx_wg_fence(void)
+{
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+PTX void ptx_wg_commit(void)
+{
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int N> PTX void ptx_wg_wait(void)
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+#define PTX_N8  "%0, %1, %2, %3, %4, %5, %6, %7"
+#define PTX_N16 PTX_N8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define PTX_N32                                                                                    \
+    PTX_N16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define PTX_N64                                                                                    \
+    PTX_N32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "   \
+            "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define PTX_F4(d, i)  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define PTX_F8(d, i)  PTX_F4(d, i), PTX_F4(d, i + 4)
+#define PTX_F16(d, i) PTX_F8(d, i), PTX_F8(d, i + 8)
+#define PTX_F32(d, i) PTX_F16(d, i), PTX_F16(d, i + 16)
+#define PTX_F64(d, i) PTX_F32(d, i), PTX_F32(d, i + 32)
+#define PTX_WGMMA(N, NAMES, OPERANDS, A0, A1, A2, A3, B, ADD)                                      \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                                  \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" NAMES "}, {" A0      \
+                 ", " A1 ", " A2 ", " A3 "}, " B ", p, 1, 1, 0;\n}"                                \
+                 : OPERANDS                                                                        \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
+template <int N> PTX void ptx_wgmma(float (&d)[N / 2], const uint32_t a[4], uint64_t b, int add)
+{
+    if constexpr (N == 16)
+        PTX_WGMMA(16, PTX_N8, PTX_F8(d, 0), "%8", "%9", "%10", "%11", "%12", "%13");
+    if constexpr (N == 32)
+        PTX_WGMMA(32, PTX_N16, PTX_F16(d, 0), "%16", "%17", "%18", "%19", "%20", "%21");
+    if constexpr (N == 64)
+        PTX_WGMMA(64, PTX_N32, PTX_F32(d, 0), "%32", "%33", "%34", "%35", "%36", "%37");
+    if constexpr (N == 128)
+        PTX_WGMMA(128, PTX_N64, PTX_F64(d, 0), "%64", "%65", "%66", "%67", "%68", "%69");
+}
+
 PTX uint4 ptx_lds128(uint32_t at)
 {
     uint4 v;
     asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "r"(at));
+    return v;
+}
+PTX float4 ptx_lds_f32x4(uint32_t at)
+{
+    float4 v;
+    asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(at)
+                 : "memory");
     return v;
 }
 PTX uint2 ptx_lds64(uint32_t at)
@@ -151,6 +235,12 @@ PTX uint32_t ptx_sub_bf16x2(uint32_t a, uint32_t b)
 {
     uint32_t d;
     asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+PTX uint32_t ptx_mul_bf16x2(uint32_t a, uint32_t b)
+{
+    uint32_t d;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
     return d;
 }
 PTX uint32_t ptx_pack_bf16(float lo, float hi)

@@ -1,0 +1,188 @@
+/* Instances of wide.cuh, the plan of a shape, and launching. Plans were measured on an H200
+ * (bench/NOTES.md). */
+#include "kern/cuda/wide.h"
+#include "kern/cuda/wide.cuh"
+#include <stdio.h>
+#include <string.h>
+
+typedef struct entry {
+    small_format format;
+    int tokens, groups, threads;
+    size_t smem;
+    void (*kernel)(const wide_args);
+} entry;
+
+#define ROW(F, W, TOKENS, GROUPS, XU, XS, WS)                                                      \
+    {                                                                                              \
+        F, TOKENS, GROUPS, GROUPS * 4 * 32,                                                        \
+            wide_shape<W, wide_cfg<TOKENS, GROUPS, XU, XS, WS>>::smem,                             \
+            wide_kernel<W, wide_cfg<TOKENS, GROUPS, XU, XS, WS>>                                   \
+    }
+static const entry entries[] = {
+    ROW(SMALL_INT4, w_int4, 16, 2, 4, 4, 10), ROW(SMALL_INT4, w_int4, 16, 3, 4, 4, 8),
+    ROW(SMALL_INT4, w_int4, 16, 4, 4, 4, 8),  ROW(SMALL_INT4, w_int4, 32, 2, 2, 4, 10),
+    ROW(SMALL_INT4, w_int4, 32, 3, 2, 4, 8),  ROW(SMALL_INT4, w_int4, 32, 4, 2, 4, 8),
+    ROW(SMALL_INT4, w_int4, 64, 2, 1, 6, 10), ROW(SMALL_INT4, w_int4, 64, 3, 1, 6, 8),
+    ROW(SMALL_INT4, w_int4, 64, 4, 1, 5, 7),  ROW(SMALL_INT4, w_int4, 128, 4, 1, 4, 5),
+    ROW(SMALL_E4M3, w_e4m3, 16, 4, 4, 4, 5),  ROW(SMALL_E4M3, w_e4m3, 64, 3, 1, 4, 5),
+    ROW(SMALL_BF16, w_bf16, 16, 3, 4, 4, 3),  ROW(SMALL_BF16, w_bf16, 64, 3, 1, 4, 3),
+};
+
+static const entry *find(small_format f, int tokens, int groups)
+{
+    for (size_t i = 0; i < sizeof entries / sizeof *entries; i++)
+        if (entries[i].format == f && entries[i].tokens == tokens && entries[i].groups == groups)
+            return &entries[i];
+    return NULL;
+}
+
+extern "C" wide_plan wide_choose(small_format f, int N, int K, int M)
+{
+    wide_plan p = {M <= 16 ? 16 : M <= 32 ? 32 : M <= 64 ? 64 : 128, 4, 1};
+    int tiles = N / SMALL_ROWS;
+    (void)f;
+    if (M <= 64)
+        for (int s = 2; s <= 4; s *= 2)
+            if (K / SMALL_UNIT_K % s == 0 && tiles < 132 / s * 12) p.split = s;
+    return p;
+}
+
+extern "C" int wide_has(small_format f, wide_plan p, int K)
+{
+    return find(f, p.tokens, p.groups) && p.split >= 1 && p.split <= 8 &&
+           K / SMALL_UNIT_K % p.split == 0;
+}
+
+static int round_up(int n, int to)
+{
+    return (n + to - 1) / to * to;
+}
+
+extern "C" size_t wide_work_bytes(int K, int M)
+{
+    return (size_t)round_up(M, 128) * (size_t)K * 2;
+}
+
+extern "C" size_t wide_place(int tokens, int K, int m, int k)
+{
+    size_t row = ((size_t)(m / tokens) * (size_t)(K / 64) + (size_t)(k / 64)) * (size_t)tokens +
+                 (size_t)(m % tokens);
+    int c = k % 64 / 16, h = k / 8 % 2, s = k / 2 % 4;
+    return row * 64 + (size_t)(((2 * s + h) ^ (m % tokens % 8)) * 8 + 2 * c + k % 2);
+}
+
+/* ---- launching ----------------------------------------------------------------------------------
+ */
+
+static void allow_early(cudaLaunchConfig_t *cfg, int pdl)
+{
+    if (!pdl) return;
+    cfg->attrs[cfg->numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    cfg->attrs[cfg->numAttrs].val.programmaticStreamSerializationAllowed = 1;
+    cfg->numAttrs++;
+}
+
+static const char *words(cudaError_t rc)
+{
+    return rc == cudaSuccess ? NULL : cudaGetErrorString(rc);
+}
+
+static wide_plan plan_of(const wide_call *c)
+{
+    return c->plan.tokens ? c->plan : wide_choose(c->format, c->N, c->K, c->M);
+}
+
+static const char *refuse(const wide_call *c)
+{
+    static thread_local char why[128];
+    const wide_plan p = plan_of(c);
+    why[0] = 0;
+    if (c->M < 1)
+        snprintf(why, sizeof why, "M = %d", c->M);
+    else if (c->N < SMALL_ROWS || c->N % SMALL_ROWS)
+        snprintf(why, sizeof why, "N = %d is not a multiple of %d", c->N, SMALL_ROWS);
+    else if (c->K < SMALL_UNIT_K || c->K % SMALL_UNIT_K)
+        snprintf(why, sizeof why, "K = %d is not a multiple of %d", c->K, SMALL_UNIT_K);
+    else if (c->x && (c->ldx % 2 || (uintptr_t)c->x % 4))
+        snprintf(why, sizeof why, "x is not aligned to 4 bytes");
+    else if (c->ldy % 4 || (uintptr_t)c->y % 16 || (uintptr_t)c->work % 128)
+        snprintf(why, sizeof why, "y is not aligned to 16 bytes or work not to 128");
+    else if (!wide_has(c->format, p, c->K))
+        snprintf(why, sizeof why, "no kernel of %d tokens, %d groups, K = %d cut in %d", p.tokens,
+                 p.groups, c->K, p.split);
+    return *why ? why : NULL;
+}
+
+extern "C" const char *wide_order(const wide_call *c)
+{
+    const char *why = refuse(c);
+    if (why) return why;
+    const wide_plan p = plan_of(c);
+    const int padded = round_up(c->M, p.tokens);
+    cudaLaunchAttribute at[1];
+    cudaLaunchConfig_t cfg = {};
+    cfg.blockDim = dim3(256);
+    cfg.gridDim = dim3((unsigned)(((int64_t)padded * (c->K / 8) + 255) / 256));
+    cfg.stream = (cudaStream_t)c->stream;
+    cfg.attrs = at;
+    allow_early(&cfg, c->pdl);
+    return words(cudaLaunchKernelEx(&cfg, wide_order_kernel, (const __nv_bfloat16 *)c->x, c->ldx,
+                                    (uint4 *)c->work, p.tokens, c->K, c->M, padded));
+}
+
+/* How many clusters of the kernel the device holds at once. */
+static cudaError_t room(const entry *e, cudaLaunchConfig_t *cfg, int split, int *most)
+{
+    int device = 0;
+    cudaError_t rc = cudaGetDevice(&device);
+    if (rc == cudaSuccess)
+        rc = cudaDeviceGetAttribute(most, cudaDevAttrMultiProcessorCount, device);
+    if (rc == cudaSuccess)
+        rc = cudaFuncSetAttribute(e->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  (int)e->smem);
+    if (rc != cudaSuccess || split == 1) return rc;
+    cfg->attrs[0].id = cudaLaunchAttributeClusterDimension;
+    cfg->attrs[0].val.clusterDim.x = (unsigned)split;
+    cfg->attrs[0].val.clusterDim.y = cfg->attrs[0].val.clusterDim.z = 1;
+    cfg->numAttrs = 1;
+    cfg->gridDim = dim3((unsigned)(*most / split * split));
+    return cudaOccupancyMaxActiveClusters(most, e->kernel, cfg);
+}
+
+extern "C" const char *wide_run(const wide_call *c)
+{
+    const char *why = c->x ? wide_order(c) : refuse(c);
+    if (why) return why;
+    const wide_plan p = plan_of(c);
+    const entry *e = find(c->format, p.tokens, p.groups);
+    cudaLaunchAttribute at[2];
+    cudaLaunchConfig_t cfg = {};
+    int most = 0;
+    cfg.blockDim = dim3((unsigned)e->threads);
+    cfg.dynamicSmemBytes = e->smem;
+    cfg.stream = (cudaStream_t)c->stream;
+    cfg.attrs = at;
+    cudaError_t rc = room(e, &cfg, p.split, &most);
+    if (rc != cudaSuccess) return cudaGetErrorString(rc);
+    if (most < 1) return "no block of this size fits the device";
+    /* Rows are dealt out so that every round of blocks fills the device. */
+    const int tiles = c->N / SMALL_ROWS, token_tiles = round_up(c->M, p.tokens) / p.tokens;
+    const int64_t work = (int64_t)tiles * token_tiles, full = (int64_t)most * p.groups * 4;
+    const int64_t blocks = (work + full - 1) / full * most / token_tiles;
+    int each = blocks ? (int)((tiles + blocks - 1) / blocks) : p.groups * 4;
+    if (each > p.groups * 4) each = p.groups * 4;
+    wide_args a = {(const uint8_t *)c->w,
+                   (const uint8_t *)c->work,
+                   c->y,
+                   c->ldy,
+                   c->N,
+                   c->K,
+                   c->M,
+                   c->y_bf16,
+                   each,
+                   token_tiles,
+                   p.split};
+    cfg.gridDim = dim3((unsigned)((tiles + each - 1) / each * token_tiles * p.split));
+    allow_early(&cfg, c->pdl || c->x);
+    return words(cudaLaunchKernelEx(&cfg, e->kernel, a));
+}

@@ -1,0 +1,310 @@
+/* Products of many rows with a packed weight: y[M,N] = x[M,K] W^T, M > 8. The weight is the 64-row
+ * operand of wgmma and comes from registers, where its codes become bf16; the tokens are the
+ * columns and come from shared memory.
+ *
+ * A block has up to 64 rows of W a group of four warps (16-row tiles, one a warp) and TOKENS
+ * tokens. Each multiplying warp streams the units of its own tile through a ring of its own, which
+ * no other warp looks at; the first thread asks the copy engine for x, which all of them share.
+ * Codes of the next 64 columns are widened while the tensor cores work on those before.
+ *
+ * Scales: int4 adds up 128 columns in registers of their own and takes them into the sum times the
+ * group's scale, so that codes enter the product exactly; with 128 tokens there is no room for
+ * that, and the scaled weight is rounded to bf16 instead. e4m3 scales rows at the end.
+ *
+ * x lies ordered (wide_order): [tile of TOKENS][K/64][TOKENS][64], the columns of a block of 64 in
+ * the order of format.cuh, 16-byte pieces at place number ^ token%8: it goes to shared memory as it
+ * is. K may be cut over the blocks of a cluster; each block then adds up and writes the tokens
+ * rank, rank + split, ... in the order of the ranks: results do not depend on timing. */
+#ifndef KERN_CUDA_WIDE_CUH
+#define KERN_CUDA_WIDE_CUH
+#include "kern/cuda/format.cuh"
+
+struct wide_args {
+    const uint8_t *w, *x; /* packed, ordered */
+    void *y;              /* [M, N] */
+    int64_t ldy;
+    int N, K, M, y_bf16;
+    int tiles; /* 16-row tiles of a block */
+    int token_tiles, split;
+};
+
+/* XU units of x a stage, XS stages; WS units of W on their way or in use a warp. */
+template <int TOKENS, int GROUPS, int XU, int XS, int WS> struct wide_cfg {
+    static constexpr int tokens = TOKENS, groups = GROUPS, xu = XU, xs = XS, ws = WS;
+    static constexpr int warps = GROUPS * 4, threads = warps * 32;
+    static constexpr int block_bytes = TOKENS * 128, unit_bytes = 2 * block_bytes;
+    static constexpr int part_stride = GROUPS * 64 + 4; /* floats of a token's sums */
+};
+
+template <class W, class C> struct wide_shape {
+    /* Sums of a group of 128 in registers of their own. */
+    static constexpr bool apart = W::grouped && C::tokens <= 64;
+    static constexpr bool in_weights = W::grouped && !apart;
+    static constexpr int x_bytes = C::xs * C::xu * C::unit_bytes;
+    static constexpr int w_bytes = C::warps * C::ws * W::unit_bytes;
+    static constexpr int ring = x_bytes + w_bytes, parts = C::tokens * C::part_stride * 4;
+    static constexpr int body = ring > parts ? ring : parts;
+    static constexpr size_t smem = (size_t)body + C::xs * 16;
+};
+
+struct wide_at { /* what this block computes */
+    int tile0, tiles, token_tile, unit0, units;
+    uint32_t rank;
+};
+
+static __device__ __forceinline__ wide_at wide_block(const wide_args &p)
+{
+    const int split = p.split, i = (int)blockIdx.x / split, tile0 = i / p.token_tiles * p.tiles;
+    const int left = p.N / SMALL_ROWS - tile0, units = p.K / SMALL_UNIT_K / split;
+    const uint32_t rank = blockIdx.x % (unsigned)split;
+    return {tile0, left < p.tiles ? left : p.tiles, i % p.token_tiles, (int)rank * units, units,
+            rank};
+}
+
+struct wide_bars {
+    uint32_t full, empty;
+};
+
+/* Asks for stage number i of x; its place has been left i / xs times. */
+template <class C>
+static __device__ __forceinline__ void wide_ask(const wide_args &p, const wide_at &at,
+                                                uint32_t ring, wide_bars bar, int i)
+{
+    const int first = i * C::xu, place = i % C::xs;
+    if (first >= at.units) return;
+    const uint32_t bytes =
+        (uint32_t)((at.units - first < C::xu ? at.units - first : C::xu) * C::unit_bytes);
+    if (i >= C::xs) ptx_mbar_wait(bar.empty + place * 8, i / C::xs - 1 & 1);
+    ptx_mbar_expect(bar.full + place * 8, bytes);
+    ptx_bulk_load(ring + (uint32_t)(place * C::xu * C::unit_bytes),
+                  p.x + ((int64_t)at.token_tile * (p.K / SMALL_UNIT_K) + at.unit0 + first) *
+                            C::unit_bytes,
+                  bytes, bar.full + place * 8);
+}
+
+template <class W>
+static __device__ __forceinline__ void wide_copy(uint32_t to, const uint8_t *from, int lane)
+{
+    constexpr int pieces = W::unit_bytes / 16;
+#pragma unroll
+    for (int i = 0; i < (pieces + 31) / 32; i++)
+        if (i * 32 + lane < pieces)
+            ptx_copy16(to + (uint32_t)(i * 32 + lane) * 16, from + (i * 32 + lane) * 16);
+}
+
+struct wide_scale { /* bits of bf16: rows l/4, l/4+8 */
+    uint32_t r0, r8;
+};
+
+template <class W> static __device__ __forceinline__ wide_scale wide_scales(uint32_t unit, int lane)
+{
+    if (!W::scaled) return {0x3f80, 0x3f80};
+    uint32_t at = unit + 2 * W::block_bytes + (uint32_t)(lane / 4) * 2;
+    return {ptx_lds16(at), ptx_lds16(at + 16)};
+}
+
+/* A of 64 columns, as values of bf16. */
+template <class W, bool SCALE>
+static __device__ __forceinline__ void wide_widen(uint32_t unit, int b, int lane, wide_scale s,
+                                                  uint32_t a[4][4])
+{
+    W::block(unit + (uint32_t)(b * W::block_bytes), lane, a);
+    const uint32_t by[2] = {s.r0 * 0x10001u, s.r8 * 0x10001u};
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (W::offset != 0) a[k][i] = ptx_sub_bf16x2(a[k][i], 0x43084308u); /* 136 */
+            if (SCALE) a[k][i] = ptx_mul_bf16x2(a[k][i], by[i % 2]);
+        }
+}
+
+template <int TOKENS>
+static __device__ __forceinline__ void wide_four(float (&acc)[TOKENS / 2], const uint32_t a[4][4],
+                                                 uint64_t x, int add)
+{
+    ptx_wg_fence();
+#pragma unroll
+    for (int s = 0; s < 4; s++)
+        ptx_wgmma<TOKENS>(acc, a[s], x + 2 * s, s ? 1 : add);
+    ptx_wg_commit();
+}
+
+/* Sums of this warp's tile, as wgmma leaves them. */
+template <class W, class C>
+static __device__ __forceinline__ void
+wide_multiply(const wide_args &p, const wide_at &at, uint32_t xring, uint32_t wring, wide_bars bar,
+              int tile, int lane, float (&tot)[C::tokens / 2])
+{
+    typedef wide_shape<W, C> S;
+    const bool live = tile < at.tiles;
+    const uint8_t *src =
+        p.w +
+        ((int64_t)(at.tile0 + (live ? tile : 0)) * (p.K / SMALL_UNIT_K) + at.unit0) * W::unit_bytes;
+    auto fetch = [&](int u, int slot) {
+        if (live && u < at.units)
+            wide_copy<W>(wring + (uint32_t)(slot * W::unit_bytes), src + (int64_t)u * W::unit_bytes,
+                         lane);
+        ptx_copy_commit();
+    };
+    for (int i = 0; i < C::ws - 1; i++)
+        fetch(i, i);
+    uint32_t a0[4][4] = {}, a1[4][4] = {};
+    float group[S::apart ? C::tokens / 2 : 1];
+    wide_scale scale = {0, 0};
+    const bool asks = threadIdx.x == 0; /* for x, which the kernel before may have made */
+    ptx_pdl_wait();
+    ptx_pdl_go();
+    for (int i = 0; asks && i < C::xs; i++)
+        wide_ask<C>(p, at, xring, bar, i);
+    ptx_copy_wait<C::ws - 2>();
+    __syncwarp();
+    if (live) {
+        scale = wide_scales<W>(wring, lane);
+        wide_widen<W, S::in_weights>(wring, 0, lane, scale, a0);
+    }
+    int slot = 0, before = C::ws - 1, stage = 0, parity = 0, in_stage = 0;
+    for (int u = 0; u < at.units; u++) {
+        if (in_stage == 0) {
+            /* Two stages back, so that nobody waits for the last warp of the block. */
+            if (asks && u >= 2 * C::xu) wide_ask<C>(p, at, xring, bar, u / C::xu - 2 + C::xs);
+            __syncwarp();
+            ptx_mbar_wait(bar.full + stage * 8, parity);
+        }
+        const uint64_t x =
+            ptx_wg_operand(xring + (uint32_t)((stage * C::xu + in_stage) * C::unit_bytes));
+        const uint32_t unit = wring + (uint32_t)(slot * W::unit_bytes);
+        if constexpr (S::apart)
+            wide_four<C::tokens>(group, a0, x, 0);
+        else {
+            wide_four<C::tokens>(tot, a0, x, u > 0);
+            ptx_wg_wait<1>(); /* the unit before is done */
+            if (u > 0 && in_stage == 0 && lane == 0)
+                ptx_mbar_arrive(bar.empty + (stage ? stage - 1 : C::xs - 1) * 8);
+        }
+        if (live) wide_widen<W, S::in_weights>(unit, 1, lane, scale, a1);
+        if constexpr (S::apart)
+            wide_four<C::tokens>(group, a1, x + C::block_bytes / 16, 1);
+        else
+            wide_four<C::tokens>(tot, a1, x + C::block_bytes / 16, 1);
+        const float s0 = ptx_bf16_f32(scale.r0), s8 = ptx_bf16_f32(scale.r8);
+        fetch(u + C::ws - 1, before); /* the place of the unit before */
+        before = slot;
+        if (++slot == C::ws) slot = 0;
+        ptx_copy_wait<C::ws - 2>();
+        __syncwarp();
+        ptx_wg_wait<1>();
+        if (live && u + 1 < at.units) {
+            const uint32_t next = wring + (uint32_t)(slot * W::unit_bytes);
+            scale = wide_scales<W>(next, lane);
+            wide_widen<W, S::in_weights>(next, 0, lane, scale, a0);
+        }
+        if constexpr (S::apart) {
+            ptx_wg_wait<0>();
+            if (in_stage == C::xu - 1 && lane == 0) ptx_mbar_arrive(bar.empty + stage * 8);
+#pragma unroll
+            for (int i = 0; i < C::tokens / 2; i++)
+                tot[i] = fmaf(i & 2 ? s8 : s0, group[i], tot[i]);
+        }
+        if (++in_stage == C::xu) {
+            in_stage = 0;
+            if (++stage == C::xs) stage = 0, parity ^= 1;
+        }
+    }
+    ptx_wg_wait<0>();
+    if (W::scaled && !W::grouped)
+#pragma unroll
+        for (int i = 0; i < C::tokens / 2; i++)
+            tot[i] *= ptx_bf16_f32(i & 2 ? scale.r8 : scale.r0);
+}
+
+/* Four rows of a token, added up over the blocks of the cluster. */
+static __device__ __forceinline__ float4 wide_sum(uint32_t at, int split)
+{
+    float4 s = {0, 0, 0, 0};
+    for (int r = 0; r < split; r++) {
+        float4 v = split > 1 ? ptx_get_f32x4(at, (uint32_t)r) : ptx_lds_f32x4(at);
+        s.x += v.x, s.y += v.y, s.z += v.z, s.w += v.w;
+    }
+    return s;
+}
+
+static __device__ __forceinline__ void wide_store(const wide_args &p, int64_t at, float4 v)
+{
+    if (p.y_bf16)
+        *(uint2 *)((__nv_bfloat16 *)p.y + at) = {ptx_pack_bf16(v.x, v.y), ptx_pack_bf16(v.z, v.w)};
+    else
+        *(float4 *)((float *)p.y + at) = v;
+}
+
+/* parts: [TOKENS][part_stride], the sums of this block. All warps. */
+template <class C>
+static __device__ __forceinline__ void wide_finish(const wide_args &p, const wide_at &at,
+                                                   const float *parts)
+{
+    if (p.split > 1) {
+        ptx_cluster_arrive();
+        ptx_cluster_wait();
+    } else
+        __syncthreads();
+    const int wide = at.tiles * (SMALL_ROWS / 4), token0 = at.token_tile * C::tokens;
+    const int left = p.M - token0, tokens = left < C::tokens ? left : C::tokens;
+    const int mine = (tokens - (int)at.rank + p.split - 1) / p.split;
+    for (int i = threadIdx.x; i < mine * wide; i += C::threads) {
+        const int m = i / wide * p.split + (int)at.rank, n = i % wide * 4;
+        wide_store(p, (token0 + m) * p.ldy + at.tile0 * SMALL_ROWS + n,
+                   wide_sum(ptx_smem(parts + m * C::part_stride + n), p.split));
+    }
+    if (p.split > 1) { /* nobody leaves while others read */
+        ptx_cluster_arrive();
+        ptx_cluster_wait();
+    }
+}
+
+template <class W, class C>
+__global__ void __launch_bounds__(C::threads, 1) wide_kernel(const __grid_constant__ wide_args p)
+{
+    extern __shared__ __align__(1024) uint8_t smem[];
+    typedef wide_shape<W, C> S;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const wide_at at = wide_block(p);
+    const uint32_t ring = ptx_smem(smem), b0 = ptx_smem(smem + S::body);
+    const wide_bars bar = {b0, b0 + C::xs * 8};
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < C::xs; i++) {
+            ptx_mbar_init(bar.full + i * 8, 1);
+            ptx_mbar_init(bar.empty + i * 8, C::warps);
+        }
+        ptx_mbar_fence();
+    }
+    __syncthreads();
+    float tot[C::tokens / 2] = {};
+    /* Tiles go round the groups, so that each has its share. */
+    const int tile = warp % 4 * C::groups + warp / 4;
+    wide_multiply<W, C>(p, at, ring, ring + S::x_bytes + (uint32_t)(warp * C::ws * W::unit_bytes),
+                        bar, tile, lane, tot);
+    __syncthreads(); /* the rings become the place of the sums */
+    float *to = (float *)smem + tile * SMALL_ROWS + lane / 4;
+#pragma unroll
+    for (int i = 0; i < C::tokens / 2; i++)
+        to[(i / 4 * 8 + lane % 4 * 2 + i % 2) * C::part_stride + (i & 2 ? 8 : 0)] = tot[i];
+    wide_finish<C>(p, at, (const float *)smem);
+}
+
+/* x in the order that the kernel reads; a thread has one 16-byte piece of it. */
+static __global__ void wide_order_kernel(const __nv_bfloat16 *x, int64_t ldx, uint4 *to, int tokens,
+                                         int K, int M, int padded)
+{
+    const int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;
+    ptx_pdl_wait();
+    ptx_pdl_go();
+    if (i >= (int64_t)padded * (K / 8)) return;
+    const int piece = (int)(i % 8), n = (int)(i / 8 % tokens);
+    const int64_t block = i / 8 / tokens; /* [tile][K/64] */
+    const int m = (int)(block / (K / 64)) * tokens + n;
+    const int number = piece ^ (n % 8); /* 2s + h */
+    const uint32_t *row = (const uint32_t *)(x + (m < M ? m : 0) * ldx + block % (K / 64) * 64) +
+                          number % 2 * 4 + number / 2;
+    to[i] = m < M ? make_uint4(row[0], row[8], row[16], row[24]) : make_uint4(0, 0, 0, 0);
+}
+#endif
