@@ -16,47 +16,170 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What transformers takes where the key is absent; window: -1 = none. */
+/* What transformers takes where the key is absent; window: -1 = none, other zeros: the value that
+ * most families have. */
 typedef struct family {
     const char *model_type;
     int64_t max_position, head_dim, window, full_below;
     bool window_on;
+    double theta, partial, eps;
+    const char *act;
+    int64_t vocab, heads, kv_heads;
 } family;
 
 static const family families[] = {
-    {"llama", 2048, 0, -1, 0, false},
-    {"mistral", 131072, 0, 4096, 0, true},
-    {"qwen2", 32768, 0, 4096, 28, false},
-    {"qwen3", 32768, 128, 4096, 28, false},
-    {"qwen2_moe", 32768, 0, 4096, 28, false},
-    {"qwen3_moe", 32768, 0, 4096, 28, false},
-    {"qwen3_next", 32768, 256, -1, 0, false},
-    {"mixtral", 131072, 0, -1, 0, true},
-    {"gemma", 8192, 256, -1, 0, false},
-    {"gemma2", 8192, 256, 4096, 0, true},
-    {"gemma3_text", 131072, 256, 4096, 0, true},
-    {"phi3", 4096, 0, -1, 0, true},
-    {"olmo2", 2048, 0, -1, 0, false},
-    {"granite", 2048, 0, -1, 0, false},
-    {"smollm3", 32768, 0, -1, 0, false},
-    {"deepseek_v2", 2048, 0, -1, 0, false},
-    {"deepseek_v3", 4096, 0, -1, 0, false},
-    {"gpt_oss", 131072, 64, 128, 0, true},
-    {"glm4", 131072, 128, -1, 0, false},
-    {"glm4_moe", 131072, 128, -1, 0, false},
-    {"stablelm", 4096, 0, -1, 0, false},
-    {"gpt_neox", 2048, 0, -1, 0, false},
-    {"starcoder2", 4096, 0, -1, 0, true},
-    {"cohere", 8192, 0, -1, 0, false},
-    {"gpt2", 1024, 0, -1, 0, false},
-    {"minimax_m2", 196608, 128, -1, 0, false},
+    {.model_type = "llama", .max_position = 2048, .window = -1},
+    {.model_type = "mistral", .max_position = 131072, .window = 4096, .window_on = true},
+    {.model_type = "qwen2", .max_position = 32768, .window = 4096, .full_below = 28},
+    {.model_type = "qwen3",
+     .max_position = 32768,
+     .head_dim = 128,
+     .window = 4096,
+     .full_below = 28},
+    {.model_type = "qwen2_moe", .max_position = 32768, .window = 4096, .full_below = 28},
+    {.model_type = "qwen3_moe", .max_position = 32768, .window = 4096, .full_below = 28},
+    {.model_type = "qwen3_next",
+     .max_position = 32768,
+     .head_dim = 256,
+     .window = -1,
+     .partial = 0.25},
+    {.model_type = "mixtral",
+     .max_position = 131072,
+     .window = -1,
+     .window_on = true,
+     .theta = 1e6},
+    {.model_type = "gemma", .max_position = 8192, .head_dim = 256, .window = -1},
+    {.model_type = "gemma2",
+     .max_position = 8192,
+     .head_dim = 256,
+     .window = 4096,
+     .window_on = true},
+    {.model_type = "gemma3_text",
+     .max_position = 131072,
+     .head_dim = 256,
+     .window = 4096,
+     .window_on = true,
+     .theta = 1e6,
+     .vocab = 262208,
+     .heads = 8,
+     .kv_heads = 4},
+    {.model_type = "phi3", .max_position = 4096, .window = -1, .window_on = true},
+    {.model_type = "olmo2", .max_position = 2048, .window = -1},
+    {.model_type = "granite", .max_position = 2048, .window = -1},
+    {.model_type = "smollm3", .max_position = 32768, .window = -1},
+    {.model_type = "deepseek_v2", .max_position = 2048, .window = -1},
+    {.model_type = "deepseek_v3", .max_position = 4096, .window = -1},
+    {.model_type = "gpt_oss",
+     .max_position = 131072,
+     .head_dim = 64,
+     .window = 128,
+     .window_on = true},
+    {.model_type = "glm4", .max_position = 131072, .head_dim = 128, .window = -1, .partial = 0.5},
+    {.model_type = "glm4_moe",
+     .max_position = 131072,
+     .head_dim = 128,
+     .window = -1,
+     .partial = 0.5},
+    {.model_type = "stablelm", .max_position = 4096, .window = -1},
+    {.model_type = "gpt_neox", .max_position = 2048, .window = -1},
+    {.model_type = "starcoder2", .max_position = 4096, .window = -1, .window_on = true},
+    {.model_type = "cohere", .max_position = 8192, .window = -1},
+    {.model_type = "gpt2", .max_position = 1024, .window = -1},
+    {.model_type = "minimax_m2",
+     .max_position = 196608,
+     .head_dim = 128,
+     .window = -1,
+     .theta = 5e6},
+    {.model_type = "ministral3",
+     .max_position = 262144,
+     .head_dim = 128,
+     .window = -1,
+     .theta = 1e6},
+    {.model_type = "mimo", .max_position = 32768, .window = -1},
+    {.model_type = "qwen3_vl_text",
+     .max_position = 128000,
+     .head_dim = 128,
+     .window = -1,
+     .theta = 5e5},
+    {.model_type = "qwen3_vl_moe_text",
+     .max_position = 128000,
+     .head_dim = 128,
+     .window = -1,
+     .theta = 5e5},
+    {.model_type = "qwen3_5_text",
+     .max_position = 32768,
+     .head_dim = 256,
+     .window = -1,
+     .partial = 0.25},
+    {.model_type = "qwen3_5_moe_text",
+     .max_position = 32768,
+     .head_dim = 256,
+     .window = -1,
+     .partial = 0.25},
+    {.model_type = "granitemoe", .max_position = 2048, .window = -1},
+    {.model_type = "olmo3",
+     .max_position = 2048,
+     .window = 4096,
+     .window_on = true,
+     .theta = 5e5,
+     .eps = 1e-5},
+    {.model_type = "olmoe", .max_position = 4096, .window = -1, .eps = 1e-5},
+    {.model_type = "cohere2", .max_position = 8192, .window = 4096, .window_on = true, .eps = 1e-5},
+    {.model_type = "phi",
+     .max_position = 2048,
+     .window = -1,
+     .partial = 0.5,
+     .eps = 1e-5,
+     .act = "gelu_new"},
+    {.model_type = "phimoe",
+     .max_position = 131072,
+     .window = -1,
+     .window_on = true,
+     .theta = 1e6,
+     .eps = 1e-5},
+    {.model_type = "falcon", .max_position = 2048, .window = -1, .eps = 1e-5, .act = "gelu"},
+    {.model_type = "seed_oss", .max_position = 524288, .head_dim = 128, .window = -1},
+    {.model_type = "exaone4", .max_position = 2048, .window = 4096, .window_on = true, .eps = 1e-5},
+    {.model_type = "ernie4_5",
+     .max_position = 131072,
+     .head_dim = 128,
+     .window = -1,
+     .theta = 5e5,
+     .eps = 1e-5},
+    {.model_type = "ernie4_5_moe", .max_position = 131072, .window = -1, .theta = 5e5, .eps = 1e-5},
+    {.model_type = "hunyuan_v1_dense", .max_position = 2048, .window = -1, .eps = 1e-5},
+    {.model_type = "hunyuan_v1_moe", .max_position = 2048, .window = -1, .eps = 1e-5},
+    {.model_type = "nemotron",
+     .max_position = 4096,
+     .window = -1,
+     .partial = 0.5,
+     .eps = 1e-5,
+     .act = "relu2"},
+    {.model_type = "glm",
+     .max_position = 131072,
+     .head_dim = 128,
+     .window = -1,
+     .partial = 0.5,
+     .eps = 1.5625e-7},
+    {.model_type = "arcee", .max_position = 4096, .window = -1, .eps = 1e-5, .act = "relu2"},
+    {.model_type = "dots1",
+     .max_position = 2048,
+     .window = 4096,
+     .full_below = 62,
+     .window_on = true},
+    {.model_type = "kimi_k2", .max_position = 4096, .window = -1},
 };
+
+/* Models that wrap one of these: its keys lie in text_config, and its own model_type with them. */
+static const char *const wrappers[] = {"qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe",
+                                       "gemma3",   "mistral3",     "kimi_k25"};
 
 typedef struct parse {
     ckpt_config *c;
     const family *fam; /* NULL = not a family that is run */
     const json *root;  /* whole file */
     const json *j;     /* text_config or root */
+    char type[64];     /* model_type of what j describes */
     const char *where;
     err *e;
 } parse;
@@ -88,9 +211,9 @@ static int int_of(parse *p, const char *const *keys, int64_t *out)
 
 #define KEYS(...) ((const char *const[]){__VA_ARGS__, NULL})
 
-static bool is_type(const ckpt_config *c, const char *name)
+static bool is_type(const parse *p, const char *name)
 {
-    return !strcmp(c->model_type, name);
+    return !strcmp(p->type, name);
 }
 
 static int text_of(parse *p, const json *j, const char *key, char *out, size_t cap)
@@ -124,12 +247,16 @@ static int parse_shapes(parse *p)
 {
     ckpt_config *c = p->c;
     int rc = 0;
+    if (p->fam) {
+        c->vocab_size = p->fam->vocab;
+        c->n_heads = p->fam->heads;
+    }
     TRY(int_of(p, KEYS("vocab_size"), &c->vocab_size));
     TRY(int_of(p, KEYS("hidden_size", "n_embd", "d_model"), &c->hidden_size));
     TRY(int_of(p, KEYS("intermediate_size", "n_inner", "ffn_hidden_size"), &c->intermediate_size));
     TRY(int_of(p, KEYS("num_hidden_layers", "n_layer", "num_layers"), &c->n_layers));
     TRY(int_of(p, KEYS("num_attention_heads", "n_head"), &c->n_heads));
-    c->n_kv_heads = c->n_heads;
+    c->n_kv_heads = p->fam && p->fam->kv_heads ? p->fam->kv_heads : c->n_heads;
     TRY(int_of(p, KEYS("num_key_value_heads"), &c->n_kv_heads));
     if (c->n_heads > 0) c->head_dim = c->hidden_size / c->n_heads;
     if (p->fam && p->fam->head_dim) c->head_dim = p->fam->head_dim;
@@ -137,10 +264,11 @@ static int parse_shapes(parse *p)
     c->max_position = p->fam ? p->fam->max_position : 2048;
     TRY(int_of(p, KEYS("max_position_embeddings", "n_positions", "max_sequence_length"),
                &c->max_position));
-    if (is_type(c, "gpt2") && !c->intermediate_size) c->intermediate_size = 4 * c->hidden_size;
+    if ((is_type(p, "gpt2") || is_type(p, "falcon")) && !c->intermediate_size)
+        c->intermediate_size = 4 * c->hidden_size;
     static const char *const eps[] = {"layer_norm_eps", "layer_norm_epsilon", "norm_epsilon",
                                       "norm_eps", "rms_norm_eps"};
-    c->rms_norm_eps = 1e-6;
+    c->rms_norm_eps = p->fam && p->fam->eps > 0 ? p->fam->eps : 1e-6;
     for (size_t i = 0; i < sizeof eps / sizeof *eps; i++)
         TRY(json_get_f64(p->j, eps[i], &c->rms_norm_eps, p->where, p->e));
     if (c->rms_norm_eps < 0 || c->rms_norm_eps > 1) {
@@ -148,10 +276,13 @@ static int parse_shapes(parse *p)
                      c->rms_norm_eps);
         goto out;
     }
+    TRY(text_of(p, p->j, "activation", c->hidden_act, sizeof c->hidden_act));
     TRY(text_of(p, p->j, "activation_function", c->hidden_act, sizeof c->hidden_act));
     TRY(text_of(p, p->j, "hidden_activation", c->hidden_act, sizeof c->hidden_act));
     TRY(text_of(p, p->j, "hidden_act", c->hidden_act, sizeof c->hidden_act));
-    if (!*c->hidden_act) snprintf(c->hidden_act, sizeof c->hidden_act, "silu");
+    if (!*c->hidden_act)
+        snprintf(c->hidden_act, sizeof c->hidden_act, "%s",
+                 p->fam && p->fam->act ? p->fam->act : "silu");
     rc = 0;
 out:
     return rc;
@@ -272,6 +403,7 @@ static int parse_rope_local(parse *p)
     c->rope_local = c->rope;
     c->rope_local.kind = ROPE_DEFAULT;
     c->rope_local.factor = 1.0;
+    c->rope_local.attention_factor = 0;
     if (cJSON_IsObject(o)) {
         TRY(rope_object(p, o, &c->rope_local));
         c->has_rope_local = true;
@@ -302,6 +434,8 @@ static int parse_rope(parse *p)
                        .beta_fast = 32,
                        .beta_slow = 1,
                        .truncate = true};
+    if (p->fam && p->fam->theta > 0) r->theta = p->fam->theta;
+    if (p->fam && p->fam->partial > 0) r->partial_rotary_factor = p->fam->partial;
     double old_theta = -1;
     const json *old = json_get(p->j, "rope_scaling"),
                *neu = rope_of_full_attention(json_get(p->j, "rope_parameters"));
@@ -420,11 +554,11 @@ static int parse_family(parse *p)
     TRY(json_get_bool(p->j, "mlp_bias", &mlp, p->where, p->e));
     c->attention_bias = c->attention_out_bias = bias;
     c->mlp_bias = mlp;
-    if (is_type(c, "qwen2")) {
+    if (is_type(p, "qwen2")) {
         c->attention_bias = true;
         c->attention_out_bias = false;
     }
-    c->qk_norm = is_type(c, "qwen3") || is_type(c, "qwen3_moe");
+    c->qk_norm = is_type(p, "qwen3") || is_type(p, "qwen3_moe");
     const json *root = p->j;
     rc = json_get_bool(root, "tie_word_embeddings", &c->tie_embeddings, p->where, p->e);
     if (rc == 0 && p->j != p->root)
@@ -493,6 +627,20 @@ out:
     return rc;
 }
 
+/* A wrapper's text_config may lack its model_type: it is the wrapper's with "_text". */
+static int find_family(parse *p)
+{
+    bool known = p->j == p->root;
+    int rc = 0;
+    snprintf(p->type, sizeof p->type, "%.50s%s", p->c->model_type, known ? "" : "_text");
+    if (!known) rc = text_of(p, p->j, "model_type", p->type, sizeof p->type);
+    for (size_t i = 0; i < sizeof wrappers / sizeof *wrappers; i++)
+        known = known || !strcmp(wrappers[i], p->c->model_type);
+    for (size_t i = 0; known && i < sizeof families / sizeof *families; i++)
+        if (is_type(p, families[i].model_type)) p->fam = &families[i];
+    return rc < 0 ? rc : 0;
+}
+
 int config_parse(ckpt_config *cfg, const json *raw, const json *gen, const char *where, err *e)
 {
     int rc = 0;
@@ -511,8 +659,7 @@ int config_parse(ckpt_config *cfg, const json *raw, const json *gen, const char 
     if (cJSON_IsArray(arch) && cJSON_IsString(arch->child))
         snprintf(cfg->architecture, sizeof cfg->architecture, "%s", arch->child->valuestring);
     TRY(text_of(&p, raw, "model_type", cfg->model_type, sizeof cfg->model_type));
-    for (size_t i = 0; i < sizeof families / sizeof *families; i++)
-        if (p.j == raw && is_type(cfg, families[i].model_type)) p.fam = &families[i];
+    TRY(find_family(&p));
     cfg->text = p.j;
     cfg->where = arena_strdup(cfg->mem, where);
     TRY(find_quant(&p));

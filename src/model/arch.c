@@ -7,19 +7,35 @@
 
 const arch_row arch_rows[] = {
     {"llama", "LlamaForCausalLM", "Llama 2 and 3 and all that took their block", arch__llama},
-    {"mistral", "MistralForCausalLM Ministral3ForCausalLM", "Mistral, with sliding window",
-     arch__llama},
+    {"mistral", "MistralForCausalLM Ministral3ForCausalLM Mistral3ForConditionalGeneration",
+     "Mistral, with sliding window; text of Mistral Small 3.1 and later", arch__llama},
     {"qwen2", "Qwen2ForCausalLM", "Qwen 2 and 2.5: biases on q, k, v", arch__llama},
     {"qwen3", "Qwen3ForCausalLM", "Qwen 3: norms on q and k", arch__llama},
+    {"qwen3_vl", "Qwen3VLForConditionalGeneration", "Qwen 3 VL: its text", arch__qwen3_vl},
+    {"mimo", "MiMoForCausalLM", "MiMo: biases on q, k, v", arch__mimo},
+    {"seed_oss", "SeedOssForCausalLM", "Seed-OSS: biases on q, k, v", arch__seed_oss},
+    {"arcee", "ArceeForCausalLM", "AFM: a feed-forward without gate", arch__arcee},
     {"smollm3", "SmolLM3ForCausalLM", "SmolLM3: layers without rotary positions", arch__smollm3},
     {"granite", "GraniteForCausalLM", "Granite 3: multipliers on every stream", arch__granite},
-    {"olmo2", "Olmo2ForCausalLM Olmo3ForCausalLM", "OLMo 2 and 3: norms after the blocks",
-     arch__olmo2},
+    {"olmo2", "Olmo2ForCausalLM", "OLMo 2: norms after the blocks", arch__olmo2},
+    {"olmo3", "Olmo3ForCausalLM", "OLMo 3: windows with a rotary table of their own", arch__olmo3},
+    {"exaone4", "Exaone4ForCausalLM", "EXAONE 4: norms after the blocks, full layers unrotated",
+     arch__exaone4},
     {"phi3", "Phi3ForCausalLM", "Phi 3 and 4: fused linears, longrope", arch__phi3},
     {"gemma", "GemmaForCausalLM", "Gemma 1", arch__gemma},
     {"gemma2", "Gemma2ForCausalLM", "Gemma 2: soft caps, alternating windows", arch__gemma2},
-    {"gemma3", "Gemma3ForCausalLM", "Gemma 3: five windowed layers to one full", arch__gemma3},
+    {"gemma3", "Gemma3ForCausalLM Gemma3ForConditionalGeneration",
+     "Gemma 3: five windowed layers to one full; text of the larger ones", arch__gemma3},
     {"cohere", "CohereForCausalLM", "Command R: parallel blocks, layer norm", arch__cohere},
+    {"cohere2", "Cohere2ForCausalLM", "Command R7B and A: windowed layers, full ones unrotated",
+     arch__cohere2},
+    {"glm", "GlmForCausalLM", "GLM 4 of 2024", arch__glm},
+    {"ernie4_5", "Ernie4_5ForCausalLM", "ERNIE 4.5", arch__ernie},
+    {"hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", "Hunyuan: norms on rotated q and k",
+     arch__hunyuan},
+    {"nemotron", "NemotronForCausalLM", "Nemotron 4, Minitron: squared ReLU", arch__nemotron},
+    {"phi", "PhiForCausalLM", "Phi 1 and 2: parallel blocks, layer norm", arch__phi},
+    {"falcon", "FalconForCausalLM", "Falcon: q, k, v stored group by group", arch__falcon},
     {"glm4", "Glm4ForCausalLM", "GLM 4: norms before and after", arch__glm4},
     {"stablelm", "StableLmForCausalLM", "StableLM 2", arch__stablelm},
     {"starcoder2", "Starcoder2ForCausalLM", "StarCoder 2", arch__starcoder2},
@@ -27,15 +43,29 @@ const arch_row arch_rows[] = {
     {"gpt2", "GPT2LMHeadModel", "GPT-2: learned positions", arch__gpt2},
     {"mixtral", "MixtralForCausalLM", "Mixtral: 2 of 8 experts", arch__mixtral},
     {"minimax_m2", "MiniMaxM2ForCausalLM", "MiniMax M2: sigmoid routing", arch__minimax_m2},
+    {"granitemoe", "GraniteMoeForCausalLM", "Granite 3 MoE: experts in one tensor",
+     arch__granitemoe},
+    {"olmoe", "OlmoeForCausalLM", "OLMoE: q and k normed over all heads", arch__olmoe},
+    {"ernie4_5_moe", "Ernie4_5_MoeForCausalLM", "ERNIE 4.5 MoE: choice by corrected scores",
+     arch__ernie_moe},
+    {"hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", "Hunyuan MoE: a shared expert",
+     arch__hunyuan_moe},
     {"qwen2_moe", "Qwen2MoeForCausalLM", "Qwen 1.5 and 2 MoE: gated shared expert",
      arch__qwen2_moe},
     {"qwen3_moe", "Qwen3MoeForCausalLM", "Qwen 3 MoE", arch__qwen3_moe},
+    {"qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration", "Qwen 3 VL MoE: its text",
+     arch__qwen3_vl_moe},
+    {"qwen3_5", "Qwen3_5ForCausalLM Qwen3_5ForConditionalGeneration",
+     "Qwen 3.5: as Qwen 3 Next, without experts", arch__qwen3_5},
+    {"qwen3_5_moe", "Qwen3_5MoeForCausalLM Qwen3_5MoeForConditionalGeneration", "Qwen 3.5 MoE",
+     arch__qwen3_5_moe},
     {"qwen3_next", "Qwen3NextForCausalLM", "Qwen 3 Next: gated delta net, gated attention",
      arch__qwen3_next},
     {"deepseek_v2", "DeepseekV2ForCausalLM", "DeepSeek V2: latent attention, group-limited experts",
      arch__deepseek_v2},
-    {"deepseek_v3", "DeepseekV3ForCausalLM", "DeepSeek V3 and R1", arch__deepseek_v3},
+    {"deepseek_v3", "DeepseekV3ForCausalLM", "DeepSeek V3 and R1, Kimi K2", arch__deepseek_v3},
     {"glm4_moe", "Glm4MoeForCausalLM", "GLM 4.5 and later: routing as DeepSeek V3", arch__glm4_moe},
+    {"dots1", "Dots1ForCausalLM", "dots.llm1: routing as DeepSeek V3", arch__dots1},
     {"gpt_oss", "GptOssForCausalLM", "gpt-oss: attention sinks, experts in one tensor",
      arch__gpt_oss},
 };
@@ -160,7 +190,6 @@ void arch_obstacles(const ckpt_config *c, buf *out)
         {"mamba_num_heads", "Mamba layers (mamba_num_heads)"},
         {"block_configs", "layers of different shapes (block_configs)"},
         {"linear_attn_config", "linear attention of another kind (linear_attn_config)"},
-        {"full_attention_interval", "linear attention with tensors of its own (Qwen 3.5)"},
     };
     const json *inner = json_get(c->raw, "text_config");
     if (cJSON_IsObject(inner)) {
@@ -257,6 +286,15 @@ static int check_common(const arch_model *m, err *e)
     return 0;
 }
 
+/* Plain experts in one tensor lie as [E, N, K] or turned round, whatever wrote them; where one of
+ * the two tensors is square, the other tells. */
+static void look_at_turn(arch_model *m, const ckpt_tensor *t, int64_t N, int64_t K)
+{
+    if (!t || t->n_dims != 3 || N == K) return;
+    if (t->shape[1] == N && t->shape[2] == K) m->moe.fused_transposed = false;
+    if (t->shape[1] == K && t->shape[2] == N) m->moe.fused_transposed = true;
+}
+
 /* Are the experts of a layer one tensor? The files decide; the family's word is for their absence.
  */
 static void look_at_files(arch_model *m, const ckpt *files)
@@ -273,8 +311,56 @@ static void look_at_files(arch_model *m, const ckpt *files)
     for (size_t k = 0; k < sizeof tails / sizeof *tails; k++) {
         snprintf(name + n, sizeof name - (size_t)n, "%s%s%s", m->name.experts, m->name.e_gate_up,
                  tails[k]);
-        m->moe.fused = m->moe.fused || ckpt_find(files, name);
+        const ckpt_tensor *up = ckpt_find(files, name);
+        m->moe.fused = m->moe.fused || up;
+        if (k > 1) continue;
+        look_at_turn(m, up, 2 * m->moe.inter, m->hidden);
+        snprintf(name + n, sizeof name - (size_t)n, "%s%s%s", m->name.experts, m->name.e_down,
+                 tails[k]);
+        look_at_turn(m, ckpt_find(files, name), m->hidden, m->moe.inter);
     }
+}
+
+/* A model inside a wrapper has its tensors under one of these in place of "model."; the files say
+ * under which. */
+static const char *const inner[] = {"model.language_model.", "language_model.model.", "model."};
+
+static const char *moved(arch_model *m, const char *name, const char *to)
+{
+    return name ? arena_printf(m->mem, "%s%s", to, name + strlen("model.")) : NULL;
+}
+
+static void look_for_prefix(arch_model *m, const ckpt *files)
+{
+    char name[256];
+    size_t at = 0;
+    arch_names *n = &m->name;
+    if (m->cfg->text == m->cfg->raw) return;
+    for (size_t i = sizeof inner / sizeof *inner; files && i-- > 0;) {
+        snprintf(name, sizeof name, "%s%s.weight", inner[i], n->final_norm + strlen("model."));
+        if (ckpt_find(files, name)) at = i;
+    }
+    m->prefix = inner[at];
+    n->embed = moved(m, n->embed, m->prefix);
+    n->final_norm = moved(m, n->final_norm, m->prefix);
+    n->layer = moved(m, n->layer, m->prefix);
+    if (!strcmp(m->prefix, "language_model.model."))
+        n->head = arena_printf(m->mem, "language_model.%s", n->head);
+}
+
+static bool starts(const char *s, const char *with)
+{
+    return !strncmp(s, with, strlen(with));
+}
+
+int64_t arch_beside(const arch_model *m, const ckpt *files)
+{
+    int64_t n = 0;
+    for (size_t i = 0; m->prefix && i < ckpt_n_tensors(files); i++) {
+        const char *name = ckpt_tensor_at(files, i)->name;
+        n += !starts(name, m->prefix) && !starts(name, m->name.head) && !starts(name, "mtp.");
+    }
+    return n;
 }
 
 int arch_open(arch_model **out, const ckpt_config *c, const ckpt *files, err *e)
@@ -297,6 +383,7 @@ int arch_open(arch_model **out, const ckpt_config *c, const ckpt *files, err *e)
     TRY(m->row->describe(m, e));
     if (m->attn_scale <= 0) m->attn_scale = 1.0f / sqrtf((float)m->D);
     TRY(check_common(m, e));
+    look_for_prefix(m, files);
     look_at_files(m, files);
     *out = m;
     m = NULL;
@@ -390,7 +477,7 @@ static void list_attention(lister *l, int i)
     begin(l, ARCH_QKV, i, -1);
     if (m->name.qkv) {
         arch_shard *s = shard(l, m->name.qkv, "", q + 2 * kv, h, m->qkv_bias);
-        if (m->qkv_by_head) parts(s, 3, D, D, D, 0);
+        if (m->qkv_by_head) parts(s, 3, m->H / m->Hk * D, D, D, 0);
     } else {
         arch_shard *s = shard(l, m->name.q, "", m->attn_gate ? 2 * q : q, h, m->qkv_bias);
         if (m->attn_gate) parts(s, 2, D, D, 0, 0);
@@ -421,6 +508,18 @@ static void list_delta(lister *l, int i)
     const arch_model *m = l->m;
     int64_t r = m->delta.Hv / m->delta.Hk, k = (int64_t)m->delta.Hk * m->delta.Dk,
             v = (int64_t)m->delta.Hv * m->delta.Dv, h = m->hidden;
+    if (m->name.delta_z) {
+        begin(l, ARCH_DELTA_IN, i, -1);
+        shard(l, m->name.delta_in, "", 2 * k + v, h, false);
+        shard(l, m->name.delta_z, "", v, h, false);
+        end(l);
+        begin(l, ARCH_DELTA_BA, i, -1);
+        shard(l, m->name.delta_ba, "", m->delta.Hv, h, false);
+        shard(l, m->name.delta_a, "", m->delta.Hv, h, false);
+        end(l);
+        one(l, ARCH_DELTA_OUT, i, m->name.delta_out, "", h, v, false);
+        return;
+    }
     begin(l, ARCH_DELTA_IN, i, -1);
     parts(shard(l, m->name.delta_in, "", 2 * k + 2 * v, h, false), 4, m->delta.Dk, m->delta.Dk,
           r * m->delta.Dv, r * m->delta.Dv);
@@ -580,14 +679,14 @@ void arch_plain_tensors(const arch_model *m, arch_tensor_fn *fn, void *arg)
         l.layer = i;
         for (size_t k = 0; k < sizeof norms / sizeof *norms; k++) {
             plain(&l, norms[k], ".weight", 1, m->hidden);
-            if (m->norm == ARCH_LAYER_NORM) plain(&l, norms[k], ".bias", 1, m->hidden);
+            if (m->norm >= ARCH_LAYER_NORM) plain(&l, norms[k], ".bias", 1, m->hidden);
         }
         plain_mix(&l, m->layers[i].mix);
         if (m->layers[i].ffn == ARCH_MOE) plain(&l, m->name.route_bias, "", 1, m->moe.E);
     }
     l.layer = -1;
     plain(&l, m->name.final_norm, ".weight", 1, m->hidden);
-    if (m->norm == ARCH_LAYER_NORM) plain(&l, m->name.final_norm, ".bias", 1, m->hidden);
+    if (m->norm >= ARCH_LAYER_NORM) plain(&l, m->name.final_norm, ".bias", 1, m->hidden);
 }
 
 /* ---- cache and widths ---------------------------------------------------------------------------

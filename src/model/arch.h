@@ -65,8 +65,9 @@ typedef enum arch_mix { ARCH_ATTENTION, ARCH_MLA, ARCH_DELTA } arch_mix;
 typedef enum arch_ffn { ARCH_GLU, ARCH_MLP, ARCH_MOE } arch_ffn; /* gated, plain, experts */
 typedef enum arch_norm_kind {
     ARCH_RMS,
-    ARCH_RMS_ONE,   /* RMS norm whose stored weight lacks 1 */
-    ARCH_LAYER_NORM /* with a bias where one is stored */
+    ARCH_RMS_ONE,       /* RMS norm whose stored weight lacks 1 */
+    ARCH_LAYER_NORM,    /* with a bias where one is stored; and from here on */
+    ARCH_LAYER_NORM_ONE /* whose stored weight lacks 1 */
 } arch_norm_kind;
 typedef enum arch_qk_norm {
     ARCH_QK_NONE,
@@ -105,6 +106,7 @@ typedef struct arch_names {
     const char *qkv, *q, *k, *v, *o, *q_norm, *k_norm, *sinks;
     const char *q_a, *q_a_norm, *q_b, *kv_a, *kv_a_norm, *kv_b;
     const char *delta_in, *delta_ba, *delta_out, *conv, *a_log, *dt_bias, *delta_norm;
+    const char *delta_z, *delta_a; /* where they are stored apart: _in is q, k, v and _ba is b */
     const char *gate_up, *gate, *up, *down;
     const char *router, *route_bias, *experts, *e_gate, *e_up, *e_down; /* "mlp.experts." */
     const char *e_gate_up;                                              /* fused */
@@ -116,6 +118,7 @@ typedef struct arch_model {
     const arch_row *row;
     const ckpt_config *cfg;
     arch_names name;
+    const char *prefix; /* of the tensors, inside a wrapper for images or sound; else NULL */
     int n_layers;
     arch_layer *layers;
     int64_t hidden, vocab;
@@ -123,8 +126,9 @@ typedef struct arch_model {
     arch_norm_kind norm;
     float eps;
     arch_qk_norm qk_norm;
+    bool qk_norm_late; /* after the rotation */
     bool qkv_bias, o_bias, mlp_bias, head_bias;
-    bool qkv_by_head;       /* fused q/k/v stored head by head (gpt-neox) */
+    bool qkv_by_head;       /* fused q/k/v: queries of a K/V head, K, V, and so on (gpt-neox) */
     bool attn_gate;         /* q_proj holds an output gate for each head (qwen3-next) */
     bool linear_transposed; /* plain linears of layers are stored [K, N] (gpt2) */
     bool rope_pairs;        /* neighbouring lanes are rotated together */
@@ -164,6 +168,8 @@ int arch_find(const ckpt_config *c, const arch_row **out, err *e);
  */
 int arch_open(arch_model **out, const ckpt_config *c, const ckpt *files, err *e);
 void arch_close(arch_model *m);
+/* How many stored tensors lie beside a wrapped language model, unused: its images and sound. */
+int64_t arch_beside(const arch_model *m, const ckpt *files);
 
 /* All linears in order of use, the head last. Returns count; out may be NULL to count. */
 int arch_linears(const arch_model *m, arch_linear *out, int cap);

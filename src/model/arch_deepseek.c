@@ -1,6 +1,6 @@
 /* DeepSeek V2 and V3: latent attention (keys and values from one small vector a token, cached as
- * it is), experts in groups after a few dense layers, shared experts. GLM 4.5 has the experts of
- * V3 with usual attention. */
+ * it is), experts in groups after a few dense layers, shared experts. GLM 4.5 and dots.llm1 have
+ * the experts of V3 with usual attention. */
 #include <math.h>
 #include <string.h>
 #include "model/arch_families.h"
@@ -115,4 +115,11 @@ int arch__glm4_moe(arch_model *m, err *e)
     if (norm) m->qk_norm = ARCH_QK_HEAD;
     m->o_bias = false;
     return arch__sigmoid_experts(m, e);
+}
+
+int arch__dots1(arch_model *m, err *e)
+{
+    m->qk_norm = ARCH_QK_HEAD;
+    int rc = arch__llama(m, e);
+    return rc < 0 ? rc : arch__sigmoid_experts(m, e);
 }

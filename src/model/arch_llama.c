@@ -1,5 +1,6 @@
 /* Llama, Mistral, Qwen 2 and 3: the block of arch.c; biases, q/k norms and windows are in the typed
- * config already. Also what several families share. */
+ * config already. MiMo, Seed-OSS and AFM differ in biases and the gate alone. Also what several
+ * families share. */
 #include <string.h>
 #include "model/arch_families.h"
 
@@ -8,11 +9,43 @@ int arch__llama(arch_model *m, err *e)
     return arch_act_of(m->cfg->hidden_act, &m->act, e);
 }
 
+int arch__mimo(arch_model *m, err *e)
+{
+    m->qkv_bias = true;
+    m->o_bias = false;
+    int rc = arch_bool(m, "attention_bias", &m->qkv_bias, e);
+    return rc < 0 ? rc : arch__llama(m, e);
+}
+
+int arch__seed_oss(arch_model *m, err *e)
+{
+    int rc = arch__mimo(m, e);
+    if (rc >= 0) rc = arch_bool(m, "attention_out_bias", &m->o_bias, e);
+    return rc < 0 ? rc : 0;
+}
+
+int arch__arcee(arch_model *m, err *e)
+{
+    for (int i = 0; i < m->n_layers; i++)
+        m->layers[i].ffn = ARCH_MLP;
+    return arch__llama(m, e);
+}
+
 void arch__windows(arch_model *m, int full_every)
 {
     if (arch_has(m, "layer_types")) return; /* the typed config has read them */
     for (int i = 0; i < m->n_layers; i++)
         m->layers[i].window = (i + 1) % full_every ? (int)m->cfg->sliding_window : 0;
+}
+
+void arch__expert_names(arch_model *m)
+{
+    m->name.router = "mlp.gate";
+    m->name.experts = "mlp.experts.";
+    m->name.e_gate = "gate_proj";
+    m->name.e_up = "up_proj";
+    m->name.e_down = "down_proj";
+    m->name.e_gate_up = "gate_up_proj";
 }
 
 int arch__experts(arch_model *m, int first, err *e)
@@ -38,12 +71,7 @@ int arch__experts(arch_model *m, int first, err *e)
     for (const json *v = cJSON_IsArray(dense) ? dense->child : NULL; v; v = v->next)
         if (cJSON_IsNumber(v) && v->valuedouble >= 0 && v->valuedouble < m->n_layers)
             m->layers[(int)v->valuedouble].ffn = ARCH_GLU;
-    m->name.router = "mlp.gate";
-    m->name.experts = "mlp.experts.";
-    m->name.e_gate = "gate_proj";
-    m->name.e_up = "up_proj";
-    m->name.e_down = "down_proj";
-    m->name.e_gate_up = "gate_up_proj";
+    arch__expert_names(m);
     rc = 0;
 out:
     return rc;

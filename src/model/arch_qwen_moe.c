@@ -71,10 +71,8 @@ out:
     return rc;
 }
 
-int arch__qwen3_next(arch_model *m, err *e)
+int arch__gated_delta(arch_model *m, err *e)
 {
-    int rc = arch__qwen3_moe(m, e);
-    if (rc < 0) goto out;
     m->norm = ARCH_RMS_ONE;
     m->attn_gate = true;
     m->name.delta_in = "linear_attn.in_proj_qkvz";
@@ -84,9 +82,12 @@ int arch__qwen3_next(arch_model *m, err *e)
     m->name.a_log = "linear_attn.A_log";
     m->name.dt_bias = "linear_attn.dt_bias";
     m->name.delta_norm = "linear_attn.norm";
-    TRY(linear_layers(m, e));
-    TRY(shared_expert(m, e));
-    rc = 0;
-out:
-    return rc;
+    return linear_layers(m, e);
+}
+
+int arch__qwen3_next(arch_model *m, err *e)
+{
+    int rc = arch__qwen3_moe(m, e);
+    if (rc >= 0) rc = arch__gated_delta(m, e);
+    return rc < 0 ? rc : shared_expert(m, e);
 }

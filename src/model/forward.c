@@ -55,7 +55,7 @@ static void add(model *m, const float *y, int64_t T)
 
 static void add_enter(model *m, const float *y, const model_vec *norm, int64_t T)
 {
-    if (m->arch->norm != ARCH_LAYER_NORM && norm->w && m->arch->residual_scale == 1.0f) {
+    if (m->arch->norm < ARCH_LAYER_NORM && norm->w && m->arch->residual_scale == 1.0f) {
         kern_add_rmsnorm(m->dev, m->x, y, norm->w, m->arch->eps, T, m->arch->hidden, m->h);
         m->in = m->h;
         return;

@@ -11,7 +11,7 @@
 /* ---- small tensors ------------------------------------------------------------------------------
  */
 
-/* A vector [cols], or rows of them as [rows, cols] or [rows, 1, cols] (a depthwise convolution), in
+/* A vector [cols], or rows of them (maybe one) as [rows, cols] or [rows, 1, cols] (a depthwise convolution), in
  * f32. */
 static int read_vector(model *m, const char *name, int64_t rows, int64_t cols, float *out, err *e)
 {
@@ -19,7 +19,7 @@ static int read_vector(model *m, const char *name, int64_t rows, int64_t cols, f
     int rc = ckpt_need(m->q->c, name, &t, e);
     if (rc < 0) return rc;
     const int64_t *d = t->shape;
-    bool fits = rows == 1 ? t->n_dims == 1 && d[0] == cols
+    bool fits = t->n_dims == 1 ? rows == 1 && d[0] == cols
                           : (t->n_dims == 2 && d[0] == rows && d[1] == cols) ||
                                 (t->n_dims == 3 && d[0] == rows && d[1] == 1 && d[2] == cols);
     if (!fits) {

@@ -4,7 +4,7 @@
 
 void model__norm(model *m, const float *x, const model_vec *w, int64_t T, float *out)
 {
-    if (m->arch->norm == ARCH_LAYER_NORM)
+    if (m->arch->norm >= ARCH_LAYER_NORM)
         kern_layernorm(m->dev, x, w->w, w->b, m->arch->eps, T, m->arch->hidden, out);
     else
         kern_rmsnorm(m->dev, x, w->w, m->arch->eps, T, m->arch->hidden, out);
@@ -65,9 +65,10 @@ static void attention(model *m, int i, kv_pool *kv, const batch *b)
     int64_t gate = a->attn_gate ? nq : 0, ld = nq + gate + 2 * nk;
     float *q = m->qkv, *k = q + nq + gate, *v = k + nk;
     kern_linear_run(m->dev, l->lin[ARCH_QKV], m->in, a->hidden, b->T, m->qkv, ld);
+    if (a->qk_norm_late) rotate(m, a->layers[i].rope, q, ld, a->H, k, ld, a->Hk, a->D, b->T);
     norm_heads(m, q, ld, a->H, l->q_norm, b->T);
     norm_heads(m, k, ld, a->Hk, l->k_norm, b->T);
-    rotate(m, a->layers[i].rope, q, ld, a->H, k, ld, a->Hk, a->D, b->T);
+    if (!a->qk_norm_late) rotate(m, a->layers[i].rope, q, ld, a->H, k, ld, a->Hk, a->D, b->T);
     store(m, i, kv, b, k, ld, v, ld);
     attend(m, i, kv, b, q, ld, m->attn, nq);
     if (gate) kern_sigmoid_mul(m->dev, m->attn, nq, q + nq, ld, nq, b->T);

@@ -109,6 +109,10 @@ int model_open(model **out, quant_ckpt *q, kern_dev *d, const model_opts *o, err
     m->mem = arena_make();
     if (m->opts.max_rows < 1) m->opts.max_rows = 512;
     TRY(arch_open(&m->arch, m->cfg, q->c, e));
+    int64_t beside = arch_beside(m->arch, q->c);
+    if (beside)
+        log_warn("%s: text only: %lld vision tensors are not used", ckpt_path(q->c),
+                 (long long)beside);
     TRY(resolve_online(m, e));
     m->n_layers = m->arch->n_layers;
     m->layers = arena_alloc(m->mem, sizeof *m->layers * (size_t)m->n_layers);

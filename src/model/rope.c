@@ -102,9 +102,9 @@ void model__rope_fill(const float *inv, int64_t half, double attention, int64_t 
 
 int64_t model_rope_key(const model *m, int64_t seq_len)
 {
-    const ckpt_config *c = m->cfg;
-    if (c->rope.kind == ROPE_DYNAMIC) return seq_len > c->max_position ? seq_len : 0;
-    if (c->rope.kind == ROPE_LONGROPE) return seq_len > c->rope.original_max_position;
+    const rope_config *r = &m->arch->rope[0];
+    if (r->kind == ROPE_DYNAMIC) return seq_len > m->cfg->max_position ? seq_len : 0;
+    if (r->kind == ROPE_LONGROPE) return seq_len > r->original_max_position;
     return 0;
 }
 

@@ -58,10 +58,12 @@ bool quant_is_kv_scale(const char *tensor)
 static const ckpt_tensor *find(const quant_ckpt *q, int layer, char which)
 {
     const ckpt_tensor *t = NULL;
-    for (size_t i = 0; !t && i < sizeof names / sizeof *names; i++) {
+    static const char *const at[] = {"model.", "model.language_model.", "language_model.model."};
+    size_t n_names = sizeof names / sizeof *names;
+    for (size_t i = 0; !t && i < n_names * sizeof at / sizeof *at; i++) {
         buf name = {0};
-        buf_printf(&name, "model.layers.%d.", layer);
-        spell(names[i], which, &name);
+        buf_printf(&name, "%slayers.%d.", at[i / n_names], layer);
+        spell(names[i % n_names], which, &name);
         t = ckpt_find(q->c, name.data);
         buf_free(&name);
     }

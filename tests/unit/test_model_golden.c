@@ -91,7 +91,7 @@ static void check_case(const char *name, const char *features, int64_t chunk)
     st_close(&g);
 }
 
-#define MAX_CASES 64
+#define MAX_CASES 128
 static char cases[MAX_CASES][64];
 static size_t n_cases;
 

@@ -8,7 +8,7 @@
 #include "model_fixture.h"
 
 #define ROOT      "tests/fixtures/arch/"
-#define MAX_CASES 64
+#define MAX_CASES 128
 static char cases[MAX_CASES][64];
 static size_t n_cases;
 
