@@ -225,6 +225,7 @@ int quant_open_as(quant_ckpt **out, ckpt *c, const quant_opts *o, err *e)
     q->mem = arena_make();
     q->kv = (qaxis){.type = NUM_BF16};
     int rc = detect(q, e);
+    if (rc >= 0) rc = quant__strays(q, e);
     if (rc >= 0 && q->opts.kv_scales) rc = quant__kv_file(q, q->opts.kv_scales, e);
     if (rc < 0) {
         quant_close(q);

@@ -233,11 +233,16 @@ int quant__sweep(quant_ckpt *q, err *e)
     return rc < 0 ? rc : 0;
 }
 
-/* ---- what a module is and weighs ----------------------------------------------------------------
- */
+static const ckpt_tensor *part(const quant_ckpt *q, const char *module, const char *suffix)
+{
+    char name[2 * QUANT_NAME_MAX];
+    int n = snprintf(name, sizeof name, "%s%s", module, suffix);
+    return n > 0 && (size_t)n < sizeof name ? ckpt_find(q->c, name) : NULL;
+}
 
-const quant_part *quant_part_of(const quant_ckpt *q, const char *tensor,
-                                char module[QUANT_NAME_MAX])
+/* The longest suffix of the dialect's tensors that this name ends in. */
+static const quant_part *suffix_of(const quant_ckpt *q, const char *tensor,
+                                   char module[QUANT_NAME_MAX])
 {
     const quant_part *best = NULL;
     size_t n = strlen(tensor), cut = 0;
@@ -252,14 +257,68 @@ const quant_part *quant_part_of(const quant_ckpt *q, const char *tensor,
     if (!best) return NULL;
     memcpy(module, tensor, n - cut);
     module[n - cut] = 0;
-    return quant_has(q, module) ? best : NULL;
+    return best;
 }
 
-static const ckpt_tensor *part(const quant_ckpt *q, const char *module, const char *suffix)
+/* Scales and the like of the input may stand beside a plain weight; those of the weight may not. */
+static bool of_input(const char *suffix)
 {
-    char name[2 * QUANT_NAME_MAX];
-    int n = snprintf(name, sizeof name, "%s%s", module, suffix);
-    return n > 0 && (size_t)n < sizeof name ? ckpt_find(q->c, name) : NULL;
+    static const char *const list[] = {"input", "output", "activation", "pre_quant"};
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++)
+        if (!strncmp(suffix + 1, list[i], strlen(list[i]))) return true;
+    return false;
+}
+
+static int no_codes(const quant_ckpt *q, const ckpt_tensor *t, const char *module, err *e)
+{
+    buf names = {0};
+    for (const quant_part *p = q->dialect->parts; p->suffix; p++)
+        if (p->kind == QUANT_CODES && *p->suffix)
+            buf_printf(&names, "%s'%s'", names.len ? " or " : "", p->suffix);
+    int rc = err_set(e, ERR_MISSING,
+                     "%s: '%s' is there, but module '%s' has no codes (no %s); the checkpoint is "
+                     "incomplete, fetch it again",
+                     t->path, t->name, module, names.data);
+    buf_free(&names);
+    return rc;
+}
+
+static bool holds_codes(const quant_ckpt *q, const char *module)
+{
+    for (const quant_part *p = q->dialect->parts; p->suffix; p++)
+        if (p->kind == QUANT_CODES && part(q, module, p->suffix)) return quant_has(q, module);
+    return false;
+}
+
+int quant__strays(const quant_ckpt *q, err *e)
+{
+    char module[QUANT_NAME_MAX];
+    for (size_t i = 0; i < ckpt_n_tensors(q->c); i++) {
+        const ckpt_tensor *t = ckpt_tensor_at(q->c, i);
+        const quant_part *p = suffix_of(q, t->name, module);
+        if (!p || p->kind == QUANT_CODES || quant_is_kv_scale(t->name) || holds_codes(q, module))
+            continue;
+        bool dotted = *p->suffix == '.';
+        const ckpt_tensor *w = part(q, module, dotted ? ".weight" : "");
+        if (w && of_input(p->suffix)) continue;
+        if (w)
+            return err_set(e, ERR_FORMAT,
+                           "%s: '%s' belongs to a quantized weight, but '%s' is plain %s; the "
+                           "tensors are of different runs, fetch the checkpoint again",
+                           t->path, t->name, w->name, num_infos[w->dtype].name);
+        if (dotted || *q->dialect->parts[0].suffix == '_') return no_codes(q, t, module, e);
+    }
+    return 0;
+}
+
+/* ---- what a module is and weighs ----------------------------------------------------------------
+ */
+
+const quant_part *quant_part_of(const quant_ckpt *q, const char *tensor,
+                                char module[QUANT_NAME_MAX])
+{
+    const quant_part *p = suffix_of(q, tensor, module);
+    return p && quant_has(q, module) ? p : NULL;
 }
 
 /* weight [E.., N, K], weight_packed [N, bytes or words] with the shape that weight_shape says. */

@@ -102,6 +102,8 @@ int quant__describe_plain(const quant_ckpt *q, const char *module, quant_module 
  * rule caught; a quantized module that the config holds for unquantized or does not describe, and a
  * checkpoint without any quantized tensor, are errors. */
 int quant__sweep(quant_ckpt *q, err *e);
+/* Tensors that only a quantized weight has, without the codes: a checkpoint that is torn. */
+int quant__strays(const quant_ckpt *q, err *e);
 
 /* module + suffix (with its separator) as a tensor of the output: begun, or whole. */
 int quant__begin(ckpt_writer *w, const char *module, const char *suffix, num_dtype type, int n_dims,

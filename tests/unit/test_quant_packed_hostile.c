@@ -50,6 +50,11 @@ static void fill(void)
     {                                                                                              \
         M ".g_idx", NUM_I32, 1, {64}, order                                                        \
     }
+/* codes of another module, so that the checkpoint holds some */
+#define OTHER                                                                                      \
+    {                                                                                              \
+        "model.layers.0.mlp.up_proj.qweight", NUM_I32, 2, {8, 64}, noise                           \
+    }
 #define AW                                                                                         \
     {                                                                                              \
         M ".qweight", NUM_I32, 2, {64, 8}, noise                                                   \
@@ -244,6 +249,9 @@ static const hostile list[] = {
      ERR_FORMAT,
      "--gptq-zeros v1",
      {QW, QZ, SC}},
+    {"no codes", GPTQ(G64), ERR_MISSING, M "' has no codes (no '.qweight')", {OTHER, QZ, SC}},
+    {"no codes, AWQ", AWQ(G64), ERR_MISSING, "has no codes", {OTHER, AZ, SC}},
+    {"no codes, auto-round", ROUND(G64), ERR_MISSING, "has no codes", {OTHER, QZ, SC}},
 };
 
 static int load(const char *extra, const fx_tensor *t, quant_opts o, qtensor *out, char **warning,
