@@ -124,24 +124,31 @@ typedef struct plan_sum {
     refusals refused;
 } plan_sum;
 
+static bool is_weight_of(const char *name, const char *module)
+{
+    size_t n = module ? strlen(module) : 0;
+    return n && !strncmp(name, module, n) && !strcmp(name + n, ".weight");
+}
+
 static void count_plain(void *arg, const char *name, int64_t rows, int64_t cols)
 {
     plan_sum *p = arg;
     char embed[160];
-    snprintf(embed, sizeof embed, "%s.weight", p->arch->name.embed);
-    if (!strcmp(name, embed)) {
+    if (is_weight_of(name, p->arch->name.embed)) {
         snprintf(embed, sizeof embed, "%s.weight", p->ends.embed);
         name = embed;
     }
     const ckpt_tensor *t = p->in->q ? ckpt_find(p->in->q->c, name) : NULL;
+    size_t len = strlen(name);
+    bool norm_bias = len > 5 && !strcmp(name + len - 5, ".bias"); /* used where it is stored */
+    if (!t && norm_bias && p->in->q && ckpt_has_weights(p->in->q->c)) return;
     uint64_t n = (uint64_t)(rows * cols), bytes = t ? t->bytes : 2 * n;
-    /* Vectors become f32 in memory; the embedding stays in its file's type (gguf blocks become
-     * bf16). */
-    uint64_t resident = rows == 1 ? 4 * n : t && !t->gguf ? t->bytes : 2 * n;
+    /* Embeddings stay in their file's type (gguf blocks become bf16), all else becomes f32. */
+    bool table = name == embed || is_weight_of(name, p->arch->name.pos);
+    uint64_t resident = !table ? 4 * n : t && !t->gguf ? t->bytes : 2 * n;
     plain_add(&p->out->weights, bytes);
     /* An embedding that is the head as well is resident as the head alone. */
-    bool head = p->ends.shared && !strncmp(name, p->ends.embed, strlen(p->ends.embed)) &&
-                !strcmp(name + strlen(p->ends.embed), ".weight");
+    bool head = p->ends.shared && is_weight_of(name, p->ends.embed);
     if (!head) p->out->resident_weights += resident;
 }
 
