@@ -19,7 +19,7 @@ ROWS = [("plain bf16", None, None), ("compressed-tensors fp8", "fp8", "compresse
         ("compressed-tensors int2 g64", "int2", "compressed-tensors"),
         ("compressed-tensors nvfp4", "nvfp4", "compressed-tensors"), ("compressed-tensors mxfp4", "mxfp4", "compressed-tensors"),
         ("gptq int4 g128", "int4", "gptq"), ("gptq int8 g128", "w:int8,g128", "gptq"), ("awq int4-asym g128", "int4-asym", "awq"),
-        ("fp8 block 128x128", "fp8-block", "fp8"), ("modelopt nvfp4", "nvfp4", "modelopt"), ("modelopt fp8", "fp8-tensor", "modelopt"),
+        ("fp8 block 128x128", "fp8-block", "fp8"), ("modelopt nvfp4", "nvfp4", "modelopt"), ("modelopt fp8 per channel", "fp8", "modelopt"),
         ("bitsandbytes nf4 b64", "w:nf4,b64", "bitsandbytes")]
 
 

@@ -256,18 +256,23 @@ static void write_runs(const scan *s, jw *w)
     buf_free(&parts);
 }
 
-/* Layers beyond the model's own that predict further tokens are in the files, but not run. */
-static void warn_further(const scan *s, jw *w)
+/* Parts of the model that are not run though the rest is: what is around the language model in a
+ * wrapper, and layers beyond its own that predict further tokens. */
+static void warn_beside(const scan *s, jw *w)
 {
+    static const char *const keys[] = {"num_nextn_predict_layers", "mtp_num_hidden_layers"};
     const ckpt_config *cfg = ckpt_cfg(s->c);
     char text[160];
-    int64_t n = 0;
-    json_get_i64(cfg->text, "num_nextn_predict_layers", &n, cfg->where, NULL);
-    if (n < 1) return;
-    snprintf(text, sizeof text,
-             "num_nextn_predict_layers: %lld: what predicts further tokens is not run",
-             (long long)n);
-    jw_str(w, text);
+    if (s->arch && cfg->text != cfg->raw)
+        jw_str(w, "the language model inside the wrapper is what runs; images and sound are not "
+                  "taken");
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        int64_t n = 0;
+        json_get_i64(cfg->text, keys[i], &n, cfg->where, NULL);
+        snprintf(text, sizeof text, "%s: %lld: what predicts further tokens is not run", keys[i],
+                 (long long)n);
+        if (n > 0) jw_str(w, text);
+    }
 }
 
 static void write_warnings(const scan *s, jw *w)
@@ -284,7 +289,7 @@ static void write_warnings(const scan *s, jw *w)
         jw_str(w, s->q->warnings[i]);
     if (s->misfit.code) jw_str(w, s->misfit.msg);
     if (s->no_arch.code) jw_str(w, s->no_arch.msg);
-    warn_further(s, w);
+    warn_beside(s, w);
     const ckpt_tensor *head = ckpt_find(s->c, "lm_head.weight");
     if (cfg->tie_embeddings && head)
         jw_str(w, "tie_word_embeddings is true and lm_head.weight is stored as well");

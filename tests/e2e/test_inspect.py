@@ -33,6 +33,7 @@ def check(want, path):
     if not j["runs"]:
         assert want["why_not"] in j["why_not"] and want["why_not"] in text, j["why_not"]
     assert not j["weights"] and not j["modules"] and not j["unquantized"] and j["bytes"]["total"] == 0 and j["params"] is None
+    assert (j["runs"] and j["text_architecture"] is not None) == ("images and sound are not taken" in text)
     assert "runs           yes" in text if j["runs"] else "runs           no: " in text
     return j
 

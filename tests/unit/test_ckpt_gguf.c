@@ -757,6 +757,7 @@ typedef struct model {
     int biases;         /* q bias of 4 F32, values 0 1 2 3 */
     const float *freqs; /* rope_freqs.weight, 2 values */
     const char *pre, *tokenizer;
+    bool ends; /* two end tokens, one of them id 0 */
 } model;
 
 static void key(buf *b, const model *m, const char *tail, uint32_t v)
@@ -770,7 +771,12 @@ static void small_model(const model *m, const char *p)
 {
     err e = {0};
     buf b = {0};
-    head(&b, (uint64_t)(1 + !!m->biases + !!m->freqs), m->tokenizer ? 11 : 7);
+    head(&b, (uint64_t)(1 + !!m->biases + !!m->freqs),
+         (m->tokenizer ? 11u : 7u) + (m->ends ? 2u : 0u));
+    if (m->ends) {
+        kv_u32(&b, "tokenizer.ggml.eos_token_id", 0);
+        kv_u32(&b, "tokenizer.ggml.eot_token_id", 7);
+    }
     kv_str(&b, "general.architecture", m->arch);
     key(&b, m, "block_count", 1);
     key(&b, m, "embedding_length", 4);
@@ -846,6 +852,22 @@ static void architectures(void **state)
     free(p);
 }
 
+/* Every end token of the file ends a turn, id 0 too. */
+static void end_tokens(void **state)
+{
+    (void)state;
+    err e = {0};
+    ckpt *c;
+    char *p = file_join(dir, "ends.gguf");
+    small_model(&(model){.arch = "llama", .ends = true}, p);
+    CHECK_OK(ckpt_open(&c, p, &e));
+    assert_int_equal(ckpt_cfg(c)->n_eos, 2);
+    assert_int_equal(ckpt_cfg(c)->eos[0], 0);
+    assert_int_equal(ckpt_cfg(c)->eos[1], 7);
+    ckpt_close(c);
+    free(p);
+}
+
 static void rope_factors(void **state)
 {
     (void)state;
@@ -902,6 +924,7 @@ int main(void)
         cmocka_unit_test(truncated_fixture),
         cmocka_unit_test(flipped_bytes),
         cmocka_unit_test(architectures),
+        cmocka_unit_test(end_tokens),
         cmocka_unit_test(rope_factors),
         cmocka_unit_test(unknown_tokenizers),
     };

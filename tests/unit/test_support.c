@@ -87,13 +87,13 @@ static int write_as(const char *in, const char *out, const quant_dialect *d, err
     return rc;
 }
 
-/* The reason without the paths and tabs that a table cannot hold. */
+/* The reason without module, paths and tabs, which a table cannot hold. */
 static void reason(const char *msg, buf *out)
 {
     const char *m = strstr(msg, "module '"), *n = strstr(msg, "nothing to quantize");
-    m = m ? m : n;
-    size_t end = out->len + 160;
-    for (m = m ? m : msg; *m && out->len < end; m++)
+    const char *after = m ? strstr(m, "): ") : NULL;
+    m = after ? after + 3 : n ? n : msg;
+    for (; *m; m++)
         buf_putc(out, *m == '\t' || *m == '\n' ? ' ' : *m);
 }
 
