@@ -36,15 +36,43 @@ static const entry *find(small_format f, int tokens, int groups)
     return NULL;
 }
 
+static const entry *find_groups(small_format f, int tokens, int rows)
+{
+    for (int g = 1; g <= 4; g++) {
+        const entry *e = find(f, tokens, g);
+        if (e && g * 4 >= rows) return e;
+    }
+    return NULL;
+}
+
+/* Cutting K pays as long as every block still gets its rows in one round: a cluster reads x once,
+ * the chip holds 132 blocks of 1, 66 clusters of 2, 30 of 4. Up to 64 tokens only; above, rows and
+ * tokens are enough to share. */
+static wide_plan choose_split(small_format f, int tokens, int tiles, int units, int token_tiles)
+{
+    static const int fit[][2] = {{4, 30}, {2, 66}, {1, 132}};
+    for (auto &s : fit) {
+        const int most = s[1] / token_tiles;
+        if (units % s[0] || (s[0] > 1 && token_tiles > 1) || most < 1) continue;
+        const entry *e = find_groups(f, tokens, (tiles + most - 1) / most);
+        if (e) return {tokens, e->groups, s[0]};
+    }
+    for (int g = 4; g > 0; g--)
+        if (find(f, tokens, g)) return {tokens, g, 1};
+    return {0, 0, 0};
+}
+
 extern "C" wide_plan wide_choose(small_format f, int N, int K, int M)
 {
-    wide_plan p = {M <= 16 ? 16 : M <= 32 ? 32 : M <= 64 ? 64 : 128, 4, 1};
-    int tiles = N / SMALL_ROWS;
-    (void)f;
-    if (M <= 64)
-        for (int s = 2; s <= 4; s *= 2)
-            if (K / SMALL_UNIT_K % s == 0 && tiles < 132 / s * 12) p.split = s;
-    return p;
+    const int tiles = N / SMALL_ROWS, units = K / SMALL_UNIT_K;
+    if (M > 64 && find(f, 128, 4)) {
+        const int token_tiles = (M + 127) / 128;
+        if ((int64_t)(tiles + 15) / 16 * token_tiles >= 100) return {128, 4, 1};
+    }
+    for (int tokens = 16; tokens <= 64; tokens *= 2)
+        if ((M <= tokens || tokens == 64) && find_groups(f, tokens, 1))
+            return choose_split(f, tokens, tiles, units, (M + tokens - 1) / tokens);
+    return {0, 0, 0};
 }
 
 extern "C" int wide_has(small_format f, wide_plan p, int K)
