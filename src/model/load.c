@@ -11,8 +11,8 @@
 /* ---- small tensors ------------------------------------------------------------------------------
  */
 
-/* A vector [cols], or rows of them (maybe one) as [rows, cols] or [rows, 1, cols] (a depthwise convolution), in
- * f32. */
+/* A vector [cols], or rows of them (maybe one) as [rows, cols] or [rows, 1, cols] (a depthwise
+ * convolution), in f32. */
 static int read_vector(model *m, const char *name, int64_t rows, int64_t cols, float *out, err *e)
 {
     const ckpt_tensor *t;
@@ -20,8 +20,8 @@ static int read_vector(model *m, const char *name, int64_t rows, int64_t cols, f
     if (rc < 0) return rc;
     const int64_t *d = t->shape;
     bool fits = t->n_dims == 1 ? rows == 1 && d[0] == cols
-                          : (t->n_dims == 2 && d[0] == rows && d[1] == cols) ||
-                                (t->n_dims == 3 && d[0] == rows && d[1] == 1 && d[2] == cols);
+                               : (t->n_dims == 2 && d[0] == rows && d[1] == cols) ||
+                                     (t->n_dims == 3 && d[0] == rows && d[1] == 1 && d[2] == cols);
     if (!fits) {
         buf have = {0};
         for (int i = 0; i < t->n_dims; i++)
