@@ -296,26 +296,33 @@ out:
     return rc;
 }
 
-/* Python writes Infinity and NaN, which JSON does not have: they become 1e999 (which reads as
- * infinity) and 0. */
+/* Python writes Infinity and NaN, which JSON does not have. Both become 1e999, which reads as
+ * infinity: the getters refuse it for a key that counts, and no others are looked at. */
 static void plain_numbers(buf *b)
 {
-    static const struct {
-        const char *word, *with;
-    } table[] = {{"Infinity", "1e999   "}, {"NaN", "0  "}};
+    static const char *const words[] = {"Infinity", "NaN"};
+    buf out = {0};
     bool in = false;
-    for (size_t i = 0; i < b->len; i++) {
+    for (size_t i = 0; i < b->len;) {
         char ch = b->data[i];
-        if (in && ch == '\\')
-            i++;
+        size_t n = 0;
+        for (size_t k = 0; !in && !n && k < sizeof words / sizeof *words; k++) {
+            size_t m = strlen(words[k]);
+            if (b->len - i >= m && !memcmp(b->data + i, words[k], m)) n = m;
+        }
+        if (n) {
+            buf_puts(&out, "1e999");
+            i += n;
+            continue;
+        }
+        if (in && ch == '\\' && i + 1 < b->len)
+            buf_putc(&out, b->data[i++]);
         else if (ch == '"')
             in = !in;
-        for (size_t k = 0; !in && k < 2; k++) {
-            size_t n = strlen(table[k].word);
-            if (b->len - i >= n && !memcmp(b->data + i, table[k].word, n))
-                memcpy(b->data + i, table[k].with, n);
-        }
+        buf_putc(&out, b->data[i++]);
     }
+    buf_free(b);
+    *b = out;
 }
 
 static int read_config(json **out, const char *path, err *e)

@@ -345,6 +345,9 @@ static int factor_list(parse *p, const json *o, const char *key, double **out, i
     for (const json *v = a->child; v; v = v->next) {
         if (!cJSON_IsNumber(v))
             return err_set(p->e, ERR_FORMAT, "%s: rope '%s' must hold numbers", p->where, key);
+        if (!(v->valuedouble > 0) || !isfinite(v->valuedouble))
+            return err_set(p->e, ERR_VALUE, "%s: rope '%s' holds %g; each factor must be above 0",
+                           p->where, key, v->valuedouble);
         (*out)[(*n)++] = v->valuedouble;
     }
     return 0;
@@ -473,6 +476,14 @@ static int parse_rope(parse *p)
         rc = err_set(p->e, ERR_MISSING,
                      "%s: rope type llama3 needs the key 'original_max_position_embeddings'",
                      p->where);
+    else if (r->original_max_position < 0)
+        rc = err_set(p->e, ERR_VALUE,
+                     "%s: 'original_max_position_embeddings' is %lld; expected at least 1",
+                     p->where, (long long)r->original_max_position);
+    else if (r->kind == ROPE_YARN && !(r->beta_slow > 0 && r->beta_fast >= r->beta_slow))
+        rc = err_set(p->e, ERR_VALUE,
+                     "%s: rope beta_fast %g, beta_slow %g: expected beta_fast >= beta_slow > 0",
+                     p->where, r->beta_fast, r->beta_slow);
     else
         rc = 0;
     if (!r->original_max_position) r->original_max_position = c->max_position;
@@ -570,6 +581,29 @@ out:
     return rc;
 }
 
+/* One entry of layer_types. */
+static int layer_type(parse *p, const json *t, bool windows, uint8_t *sliding)
+{
+    static const char *const known[] = {"full_attention", "sliding_attention", "linear_attention"};
+    bool ok = false, window = cJSON_IsString(t) && !strcmp(t->valuestring, known[1]);
+    for (size_t i = 0; cJSON_IsString(t) && i < sizeof known / sizeof *known; i++)
+        ok = ok || !strcmp(t->valuestring, known[i]);
+    if (p->fam && !ok)
+        return err_set(p->e, ERR_UNSUPPORTED,
+                       "%s: 'layer_types' holds %s%.40s%s; known are full_attention, "
+                       "sliding_attention and linear_attention",
+                       p->where, cJSON_IsString(t) ? "'" : "",
+                       cJSON_IsString(t) ? t->valuestring : "something that is not a name",
+                       cJSON_IsString(t) ? "'" : "");
+    if (p->fam && window && windows && p->c->sliding_window < 1)
+        return err_set(p->e, ERR_VALUE,
+                       "%s: 'layer_types' has sliding_attention, but 'sliding_window' is %lld; "
+                       "expected at least 1",
+                       p->where, (long long)p->c->sliding_window);
+    *sliding = window && p->c->sliding_window > 0;
+    return 0;
+}
+
 static int parse_window(parse *p)
 {
     ckpt_config *c = p->c;
@@ -593,11 +627,13 @@ static int parse_window(parse *p)
                            p->where, n_types, (long long)c->n_layers);
         by_type = false;
     }
+    if (f && types && !by_type && !cJSON_IsNull(types))
+        return err_set(p->e, ERR_FORMAT, "%s: 'layer_types' must be a list of names", p->where);
     const json *t = by_type ? types->child : NULL;
-    for (int64_t i = 0; c->sliding_window && i < c->n_layers; i++, t = t ? t->next : NULL)
-        c->layer_sliding[i] =
-            by_type ? cJSON_IsString(t) && !strcmp(t->valuestring, "sliding_attention")
-                    : i >= full_below;
+    for (int64_t i = 0; i < c->n_layers; i++, t = t ? t->next : NULL) {
+        if (by_type) TRY(layer_type(p, t, use, &c->layer_sliding[i]));
+        if (!by_type) c->layer_sliding[i] = c->sliding_window && i >= full_below;
+    }
     rc = 0;
 out:
     return rc;

@@ -231,6 +231,20 @@ static void refused(void **state)
         {LLAMA(",\"partial_rotary_factor\":1.5"), ERR_VALUE, "partial_rotary_factor"},
         {LLAMA(",\"rope_scaling\":{\"type\":\"longrope\",\"long_factor\":[\"a\"]}"), ERR_FORMAT,
          "long_factor"},
+        {LLAMA(",\"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1,0]}"), ERR_VALUE,
+         "short_factor"},
+        {LLAMA(",\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4,\"beta_slow\":0}"), ERR_VALUE,
+         "beta_slow 0"},
+        {LLAMA(",\"original_max_position_embeddings\":-4096"), ERR_VALUE, "is -4096"},
+        {LLAMA(",\"layer_types\":\"full_attention\""), ERR_FORMAT, "must be a list"},
+        {LLAMA(",\"layer_types\":[\"full_attention\",\"full_attention\",\"full_attention\","
+               "\"chunked\"]"),
+         ERR_UNSUPPORTED, "'chunked'"},
+        {LLAMA(",\"layer_types\":[\"full_attention\",\"full_attention\",\"full_attention\",7]"),
+         ERR_UNSUPPORTED, "not a name"},
+        {LLAMA(",\"sliding_window\":0,\"layer_types\":[\"full_attention\",\"full_attention\","
+               "\"full_attention\",\"sliding_attention\"]"),
+         ERR_VALUE, "'sliding_window' is 0"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         err e = {0};
