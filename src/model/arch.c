@@ -8,7 +8,7 @@
 const arch_row arch_rows[] = {
     {"llama", "LlamaForCausalLM", "Llama 2 and 3 and all that took their block", arch__llama},
     {"mistral", "MistralForCausalLM Ministral3ForCausalLM Mistral3ForConditionalGeneration",
-     "Mistral, with sliding window; text of Mistral Small 3.1 and later", arch__llama},
+     "Mistral, with sliding window; text of Mistral Small 3.1 and later", arch__mistral},
     {"qwen2", "Qwen2ForCausalLM", "Qwen 2 and 2.5: biases on q, k, v", arch__llama},
     {"qwen3", "Qwen3ForCausalLM", "Qwen 3: norms on q and k", arch__llama},
     {"qwen3_vl", "Qwen3VLForConditionalGeneration", "Qwen 3 VL: its text", arch__qwen3_vl},
@@ -63,7 +63,9 @@ const arch_row arch_rows[] = {
      arch__qwen3_next},
     {"deepseek_v2", "DeepseekV2ForCausalLM", "DeepSeek V2: latent attention, group-limited experts",
      arch__deepseek_v2},
-    {"deepseek_v3", "DeepseekV3ForCausalLM", "DeepSeek V3 and R1, Kimi K2", arch__deepseek_v3},
+    {"deepseek_v3",
+     "DeepseekV3ForCausalLM KimiK25ForConditionalGeneration Kimi_K25ForConditionalGeneration",
+     "DeepSeek V3 and R1, Kimi K2; text of Kimi K2.5 and later", arch__deepseek_v3},
     {"glm4_moe", "Glm4MoeForCausalLM", "GLM 4.5 and later: routing as DeepSeek V3", arch__glm4_moe},
     {"dots1", "Dots1ForCausalLM", "dots.llm1: routing as DeepSeek V3", arch__dots1},
     {"gpt_oss", "GptOssForCausalLM", "gpt-oss: attention sinks, experts in one tensor",
@@ -322,35 +324,37 @@ static void look_at_files(arch_model *m, const ckpt *files)
 }
 
 /* A model inside a wrapper has its tensors under one of these in place of "model."; the files say
- * under which. */
-static const char *const inner[] = {"model.language_model.", "language_model.model.", "model."};
+ * under which, also where the config is that of the language model alone. Without files it is the
+ * second if the family has set m->prefix, else the third. */
+static const char *const inner[] = {"model.", "model.language_model.", "language_model.model."};
+
+static bool starts(const char *s, const char *with)
+{
+    return !strncmp(s, with, strlen(with));
+}
 
 static const char *moved(arch_model *m, const char *name, const char *to)
 {
-    return name ? arena_printf(m->mem, "%s%s", to, name + strlen("model.")) : NULL;
+    return arena_printf(m->mem, "%s%s", to, name + strlen(inner[0]));
 }
 
 static void look_for_prefix(arch_model *m, const ckpt *files)
 {
     char name[256];
-    size_t at = 0;
+    size_t at = m->cfg->text == m->cfg->raw ? 0 : m->prefix ? 1 : 2;
     arch_names *n = &m->name;
-    if (m->cfg->text == m->cfg->raw) return;
-    for (size_t i = sizeof inner / sizeof *inner; files && i-- > 0;) {
-        snprintf(name, sizeof name, "%s%s.weight", inner[i], n->final_norm + strlen("model."));
+    if (!starts(n->final_norm, inner[0])) return;
+    for (size_t i = 0; files && i < sizeof inner / sizeof *inner; i++) {
+        snprintf(name, sizeof name, "%s.weight", moved(m, n->final_norm, inner[i]));
         if (ckpt_find(files, name)) at = i;
     }
-    m->prefix = inner[at];
+    m->prefix = at ? inner[at] : NULL;
+    if (!at) return;
     n->embed = moved(m, n->embed, m->prefix);
     n->final_norm = moved(m, n->final_norm, m->prefix);
     n->layer = moved(m, n->layer, m->prefix);
-    if (!strcmp(m->prefix, "language_model.model."))
+    if (starts(m->prefix, "language_model."))
         n->head = arena_printf(m->mem, "language_model.%s", n->head);
-}
-
-static bool starts(const char *s, const char *with)
-{
-    return !strncmp(s, with, strlen(with));
 }
 
 int64_t arch_beside(const arch_model *m, const ckpt *files)

@@ -136,6 +136,9 @@ typedef struct arch_model {
     rope_config rope[2];    /* of full and of windowed layers where they differ */
     int n_ropes;
     float attn_scale, attn_softcap, logit_softcap, logit_scale, embed_scale, residual_scale;
+    /* Queries at position p times 1 + far_beta * log(1 + floor(p / far_from)); 0 = as they are. */
+    float far_beta;
+    int64_t far_from;
     bool parallel; /* attention and feed-forward read the same stream */
     kern_glu act;
     struct {

@@ -4,6 +4,7 @@
 #include "model/arch.h"
 
 int arch__llama(arch_model *m, err *e);
+int arch__mistral(arch_model *m, err *e);
 int arch__smollm3(arch_model *m, err *e);
 int arch__granite(arch_model *m, err *e);
 int arch__olmo2(arch_model *m, err *e);

@@ -9,6 +9,20 @@ int arch__llama(arch_model *m, err *e)
     return arch_act_of(m->cfg->hidden_act, &m->act, e);
 }
 
+/* Ministral 3 and its kin sharpen queries far behind the trained length. */
+int arch__mistral(arch_model *m, err *e)
+{
+    static const char *const keys[] = {"rope_scaling", "rope_parameters"};
+    double beta = 0;
+    int rc = 0;
+    for (size_t i = 0; rc >= 0 && i < sizeof keys / sizeof *keys; i++)
+        rc = json_get_f64(json_get(m->cfg->text, keys[i]), "llama_4_scaling_beta", &beta,
+                          m->cfg->where, e);
+    m->far_beta = (float)beta;
+    m->far_from = m->rope[0].original_max_position;
+    return rc < 0 ? rc : arch__llama(m, e);
+}
+
 int arch__mimo(arch_model *m, err *e)
 {
     m->qkv_bias = true;

@@ -4,8 +4,11 @@
  */
 #include "model/arch_families.h"
 
+static const char *const published = "model.language_model."; /* where their tensors lie */
+
 int arch__qwen3_vl(arch_model *m, err *e)
 {
+    m->prefix = published;
     m->qk_norm = ARCH_QK_HEAD;
     return arch__llama(m, e);
 }
@@ -13,6 +16,7 @@ int arch__qwen3_vl(arch_model *m, err *e)
 int arch__qwen3_vl_moe(arch_model *m, err *e)
 {
     int rc = arch__qwen3_moe(m, e);
+    m->prefix = published;
     m->moe.renorm = true;
     m->moe.fused = m->moe.fused_transposed = true;
     return rc;
@@ -20,6 +24,7 @@ int arch__qwen3_vl_moe(arch_model *m, err *e)
 
 static void split_delta(arch_model *m)
 {
+    m->prefix = published;
     m->name.delta_in = "linear_attn.in_proj_qkv";
     m->name.delta_z = "linear_attn.in_proj_z";
     m->name.delta_ba = "linear_attn.in_proj_b";

@@ -1,5 +1,6 @@
 /* The first half of a layer: tokens read one another. Attention with all its variants, latent
  * attention (MLA) in the absorbed form, gated delta net. Each reads m->in and writes m->y. */
+#include <math.h>
 #include "model/model_internal.h"
 
 void model__norm(model *m, const float *x, const model_vec *w, int64_t T, float *out)
@@ -57,6 +58,15 @@ static void store(model *m, int i, kv_pool *kv, const batch *b, const float *k, 
                                    b->slot[kv_pool_group(kv, i)], b->T);
 }
 
+static void scale_far(model *m, const batch *b, float *q, int64_t ldq, int64_t n)
+{
+    float beta = m->arch->far_beta;
+    for (int64_t i = 0; beta != 0 && i < b->T; i++) {
+        float steps = (float)(b->pos[i] / m->arch->far_from);
+        if (steps > 0) kern_scale(m->dev, q + i * ldq, 1.0f + beta * logf(1.0f + steps), n);
+    }
+}
+
 static void attention(model *m, int i, kv_pool *kv, const batch *b)
 {
     const arch_model *a = m->arch;
@@ -69,6 +79,7 @@ static void attention(model *m, int i, kv_pool *kv, const batch *b)
     norm_heads(m, q, ld, a->H, l->q_norm, b->T);
     norm_heads(m, k, ld, a->Hk, l->k_norm, b->T);
     if (!a->qk_norm_late) rotate(m, a->layers[i].rope, q, ld, a->H, k, ld, a->Hk, a->D, b->T);
+    scale_far(m, b, q, ld, nq);
     store(m, i, kv, b, k, ld, v, ld);
     attend(m, i, kv, b, q, ld, m->attn, nq);
     if (gate) kern_sigmoid_mul(m->dev, m->attn, nq, q + nq, ld, nq, b->T);

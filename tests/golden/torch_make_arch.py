@@ -33,6 +33,10 @@ MROPE = dict(rope_type="default", rope_theta=10000.0, mrope_section=[4, 2, 2],
              mrope_interleaved=True)
 SIGLIP = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
               image_size=8, patch_size=4)
+KIMI = dict(num_key_value_heads=4, kv_lora_rank=32, q_lora_rank=32, qk_nope_head_dim=16,
+            qk_rope_head_dim=8, v_head_dim=16, n_routed_experts=4, num_experts_per_tok=2,
+            moe_intermediate_size=32, n_shared_experts=1, n_group=1, topk_group=1,
+            first_k_dense_replace=1, routed_scaling_factor=2.827, norm_topk_prob=True)
 WINDOWS = dict(num_hidden_layers=3, sliding_window=8,
                layer_types=["sliding_attention", "full_attention", "sliding_attention"])
 GEMMA3 = dict(WINDOWS, head_dim=16, query_pre_attn_scalar=16)
@@ -74,6 +78,11 @@ CASES = {
                  dict(text=True, top=dict(vision_config=dict(
                      model_type="pixtral", hidden_size=32, intermediate_size=32, image_size=16,
                      patch_size=4, num_hidden_layers=1, num_attention_heads=2, head_dim=16)))),
+    "ministral3": ("Ministral3ForCausalLM",
+                   dict(head_dim=16, sliding_window=None, rope_parameters=dict(
+                       rope_type="yarn", rope_theta=10000.0, factor=8.0, beta_fast=32.0,
+                       beta_slow=1.0, original_max_position_embeddings=16, mscale=1.0,
+                       mscale_all_dim=1.0, llama_4_scaling_beta=0.3)), {}),
     "granitemoe": ("GraniteMoeForCausalLM",
                    dict(intermediate_size=32, num_local_experts=4, num_experts_per_tok=2,
                         attention_multiplier=0.2, embedding_multiplier=6.0,
@@ -115,12 +124,14 @@ CASES = {
                     dict(intermediate_size=32, num_experts=4, moe_topk=2, head_dim=16), {}),
     "nemotron": ("NemotronForCausalLM", dict(head_dim=16), {}),
     "glm": ("GlmForCausalLM", dict(head_dim=16, attention_bias=True), {}),
-    "kimi_k2": ("DeepseekV3ForCausalLM",
-                dict(num_key_value_heads=4, kv_lora_rank=32, q_lora_rank=32,
-                     qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16, n_routed_experts=4,
-                     num_experts_per_tok=2, moe_intermediate_size=32, n_shared_experts=1, n_group=1,
-                     topk_group=1, first_k_dense_replace=1, routed_scaling_factor=2.827,
-                     norm_topk_prob=True), dict(as_=("DeepseekV3ForCausalLM", "kimi_k2"))),
+    "kimi_k2": ("DeepseekV3ForCausalLM", KIMI, dict(as_=("DeepseekV3ForCausalLM", "kimi_k2"))),
+    "kimi_k25": ("Kimi_K25ForConditionalGeneration", dict(KIMI, model_type="deepseek_v3"),
+                 dict(text=True, as_=("KimiK25ForConditionalGeneration", "kimi_k25"),
+                      # 5.24.0 writes "blocks" here, which no published file has
+                      rename={"language_model.model.blocks.": "language_model.model.layers."},
+                      top=dict(projection_hidden_size=16, vision_config=dict(
+                          hidden_size=16, intermediate_size=16, num_hidden_layers=1, patch_size=2,
+                          num_attention_heads=1, pos_emb_height=4, pos_emb_width=4)))),
     "arcee": ("ArceeForCausalLM", dict(head_dim=16), {}),
     "dots1": ("Dots1ForCausalLM",
               dict(head_dim=16, n_routed_experts=4, num_experts_per_tok=2,

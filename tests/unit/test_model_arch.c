@@ -101,7 +101,16 @@ static void what_cannot_be_done_is_refused_by_key(void **state)
         {"DeepseekV3ForCausalLM", ",\"num_experts\":4", "kv_lora_rank"},
         {"SmolLM3ForCausalLM", ",\"no_rope_layers\":[1]", "no_rope_layers"},
         {"StableLmForCausalLM", ",\"qk_layernorm\":true", "qk_layernorm"},
-        {"GraniteForCausalLM", ",\"logits_scaling\":0", "logits_scaling"}};
+        {"GraniteForCausalLM", ",\"logits_scaling\":0", "logits_scaling"},
+        {"OlmoeForCausalLM", ",\"num_experts\":4,\"clip_qkv\":8.0", "clip_qkv"},
+        {"PhiForCausalLM", ",\"qk_layernorm\":true", "qk_layernorm"},
+        {"FalconForCausalLM", ",\"alibi\":true", "alibi"},
+        {"FalconForCausalLM", ",\"new_decoder_architecture\":true,\"parallel_attn\":false",
+         "parallel_attn"},
+        {"FalconForCausalLM", ",\"new_decoder_architecture\":true,\"num_kv_heads\":3",
+         "3 key/value heads"},
+        {"HunYuanDenseV1ForCausalLM", ",\"use_cla\":true", "use_cla"},
+        {"HunYuanMoEV1ForCausalLM", ",\"num_experts\":8,\"moe_topk\":[2,2,1]", "moe_topk"}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         ckpt_config c;
         json *raw;
@@ -116,10 +125,101 @@ static void what_cannot_be_done_is_refused_by_key(void **state)
     }
 }
 
+/* Where the tensors of a wrapped language model lie, before there are files to tell. */
+static void wrapped_models_are_found(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *hf, *wrapper, *text, *more, *embed, *head;
+    } rows[] = {{"Qwen3VLForConditionalGeneration", "qwen3_vl", "qwen3_vl_text", "",
+                 "model.language_model.embed_tokens", "lm_head"},
+                {"Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", "qwen3_5_moe_text", MORE,
+                 "model.language_model.embed_tokens", "lm_head"},
+                {"Gemma3ForConditionalGeneration", "gemma3", "gemma3_text", "",
+                 "language_model.model.embed_tokens", "language_model.lm_head"},
+                {"Mistral3ForConditionalGeneration", "mistral3", "mistral", "",
+                 "language_model.model.embed_tokens", "language_model.lm_head"}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char text[2048];
+        ckpt_config c;
+        json *raw;
+        err e = {0};
+        arch_model *m;
+        snprintf(text, sizeof text,
+                 "{\"architectures\":[\"%s\"],\"model_type\":\"%s\",\"text_config\":{"
+                 "\"model_type\":\"%s\",\"hidden_size\":64,\"intermediate_size\":96,"
+                 "\"vocab_size\":96,\"num_attention_heads\":4,\"num_hidden_layers\":2%s}}",
+                 rows[i].hf, rows[i].wrapper, rows[i].text, rows[i].more);
+        CHECK_OK(json_parse(&raw, text, strlen(text), "config.json", &e));
+        CHECK_OK(config_parse(&c, raw, NULL, "config.json", &e));
+        CHECK_OK(arch_open(&m, &c, NULL, &e));
+        assert_string_equal(m->name.embed, rows[i].embed);
+        assert_string_equal(m->name.head, rows[i].head);
+        arch_close(m);
+        config_free(&c);
+        json_drop(raw);
+    }
+}
+
+/* The text_config of Gemma 3 4B as it is published: the rest is what transformers assumes. */
+static void a_sparse_text_config_is_filled(void **state)
+{
+    (void)state;
+    static const char text[] =
+        "{\"architectures\":[\"Gemma3ForConditionalGeneration\"],\"model_type\":\"gemma3\","
+        "\"text_config\":{\"hidden_size\":2560,\"intermediate_size\":10240,\"model_type\":"
+        "\"gemma3_text\",\"num_hidden_layers\":34,\"rope_scaling\":{\"factor\":8.0,\"rope_type\":"
+        "\"linear\"},\"sliding_window\":1024}}";
+    ckpt_config c;
+    json *raw;
+    err e = {0};
+    arch_model *m;
+    CHECK_OK(json_parse(&raw, text, strlen(text), "config.json", &e));
+    CHECK_OK(config_parse(&c, raw, NULL, "config.json", &e));
+    CHECK_OK(arch_open(&m, &c, NULL, &e));
+    assert_int_equal(m->vocab, 262208);
+    assert_int_equal(m->H, 8);
+    assert_int_equal(m->Hk, 4);
+    assert_int_equal(m->D, 256);
+    assert_true(m->rope[0].theta == 1e6 && m->rope[0].factor == 8);
+    assert_true(m->rope[1].theta == 1e4 && m->rope[1].factor == 1);
+    assert_int_equal(m->layers[4].window, 1024);
+    assert_int_equal(m->layers[5].window, 0);
+    arch_close(m);
+    config_free(&c);
+    json_drop(raw);
+}
+
+/* What lies beside a wrapped language model is counted, and nothing else is. */
+static void tensors_beside_are_counted(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        int64_t n;
+    } rows[] = {
+        {"qwen3_5_vl", 21}, {"gemma3_vl", 34}, {"gemma3_vl_new", 34}, {"mimo", 0}, {"llama", 0}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char path[128];
+        err e = {0};
+        ckpt *c;
+        arch_model *m;
+        snprintf(path, sizeof path, "tests/fixtures/arch/%s", rows[i].name);
+        CHECK_OK(ckpt_open(&c, path, &e));
+        CHECK_OK(arch_open(&m, ckpt_cfg(c), c, &e));
+        assert_int_equal(arch_beside(m, c), rows[i].n);
+        arch_close(m);
+        ckpt_close(c);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_row_is_found_and_adds_up),
+        cmocka_unit_test(wrapped_models_are_found),
+        cmocka_unit_test(a_sparse_text_config_is_filled),
+        cmocka_unit_test(tensors_beside_are_counted),
         cmocka_unit_test(rows_are_put_in_order),
         cmocka_unit_test(what_cannot_be_done_is_refused_by_key),
     };

@@ -33,7 +33,7 @@ static double off_by(uint64_t predicted, uint64_t actual)
 /* Of what predicts further tokens, and of images: stored, and not used. */
 static uint64_t unused_bytes(const ckpt *c)
 {
-    static const char *const parts[] = {"vision", "visual", "multi_modal", "mtp"};
+    static const char *const parts[] = {"vision", "visual", "multi_modal", "mm_projector", "mtp"};
     uint64_t n = 0;
     for (size_t i = 0; i < ckpt_n_tensors(c); i++) {
         const ckpt_tensor *t = ckpt_tensor_at(c, i);
