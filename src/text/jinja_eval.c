@@ -73,6 +73,11 @@ int j_work(jrun *r, size_t bytes)
     return j_step(r);
 }
 
+void j_slow(jrun *r, size_t bytes)
+{
+    r->steps += bytes / 2;
+}
+
 int j_room(jrun *r, size_t bytes)
 {
     bool fits = bytes <= r->max_bytes && r->bytes <= r->max_bytes - bytes;

@@ -30,6 +30,7 @@ typedef struct dump {
 
 static void dump_str(dump *d, jv s)
 {
+    j_slow(d->r, s.n);
     buf_putc(d->b, '"');
     for (size_t i = 0; i < s.n;) {
         uint32_t cp = (uint8_t)s.s[i];
@@ -414,6 +415,7 @@ static int f_round(jrun *r, jv v, const jcall *c, jv *out)
     if (places > 300 || places < -300)
         return j_limit(r, "'round' to more places than the limit of 300");
     if (!j_is_str(method, "common")) return round_to_side(r, v, places, up, out);
+    if (places > 20 || places < -20) j_slow(r, 2000); /* digits beyond a double's own are slow */
     if (v.t == J_FLOAT) return round_float(r, v.f, places, out);
     return round_int(r, v, places, out);
 }

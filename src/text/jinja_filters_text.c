@@ -153,6 +153,7 @@ static int url_text(jrun *r, buf *b, jv v, bool query)
 {
     jv s;
     int rc = j_to_str(r, v, &s);
+    if (rc >= 0) j_slow(r, s.n);
     for (size_t i = 0; rc >= 0 && i < s.n; i++)
         url_byte(b, s.s[i], query);
     return rc < 0 ? rc : j_step(r);
@@ -381,6 +382,7 @@ static int f_wordcount(jrun *r, jv v, const jcall *c, jv *out)
     int rc = j_to_str(r, v, &s);
     (void)c;
     if (rc < 0) return rc;
+    j_slow(r, s.n);
     for (size_t i = 0; i < s.n;) {
         uint32_t cp = 0;
         int k = utf8_decode(s.s + i, s.n - i, &cp);

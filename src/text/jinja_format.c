@@ -140,6 +140,7 @@ static int take_number(jrun *r, const char **p, const char *end, int64_t *out)
         *out = *out * 10 + (**p - '0');
         if (*out > FORMAT_MAX) return too_wide(r);
     }
+    j_slow(r, (size_t)*out);
     return 0;
 }
 
@@ -544,7 +545,9 @@ static int star_or_number(percent *x, const char **p, const char *end, int64_t *
     if ((rc = next_arg(x, &v)) < 0) return rc;
     if (v.t != J_INT && v.t != J_BOOL) return j_fail(x->r, "'*' in a format wants an integer");
     *out = whole(v);
-    return *out > FORMAT_MAX || *out < -FORMAT_MAX ? too_wide(x->r) : 0;
+    if (*out > FORMAT_MAX || *out < -FORMAT_MAX) return too_wide(x->r);
+    j_slow(x->r, (size_t)llabs(*out));
+    return 0;
 }
 
 /* Flags, width, precision and type behind "%" and a key. */

@@ -6,10 +6,10 @@
  * the budgets. Values are immutable, except namespaces, so nothing but a namespace can hold itself.
  *
  * Limits: steps (nodes evaluated, elements visited, and one for 16 bytes of a string that is looked
- * through), depth (of the tree, of calls and of nested values), bytes (of all values made).
- * Whatever multiplies sizes (`*`, range, replace, join) asks j_room before it allocates; the rest
- * is checked at the next step. What ends by a limit says "limit", and r->over keeps lazy values
- * from hiding it.
+ * through, for 2 where characters are told apart), depth (of the tree, of calls and of nested
+ * values), bytes (of all values made). Whatever multiplies sizes (`*`, range, replace, join) asks
+ * j_room before it allocates; the rest is checked at the next step. What ends by a limit says
+ * "limit", and r->over keeps lazy values from hiding it.
  *
  * Errors are values: every function that can fail returns a negative ERR_* and has set r->e.
  * What a template gets wrong or raises itself is ERR_VALUE. */
@@ -306,6 +306,8 @@ int jinja_render(const jtmpl *t, const json *context, uint64_t max_steps, size_t
 int j_fail(jrun *r, const char *fmt, ...) PRINTF(2, 3);
 int j_limit(jrun *r, const char *fmt, ...) PRINTF(2, 3); /* says "limit" in its text */
 int j_work(jrun *r, size_t bytes); /* steps for looking through so many bytes */
+/* Steps for so many bytes that are taken apart one by one; the next j_step tells. */
+void j_slow(jrun *r, size_t bytes);
 int j_step(jrun *r);
 int j_room(jrun *r, size_t bytes);
 void *j_alloc(jrun *r, size_t bytes);

@@ -204,6 +204,7 @@ static int s_replace(jrun *r, jv s, const jcall *c, jv *out)
             break;
         }
         if (limit > 0) limit--;
+        j_slow(r, 2);
         buf_add(&text, s.s + at, (size_t)hit - at);
         buf_add(&text, b.s, b.n);
         at = (size_t)hit + a.n;
@@ -415,7 +416,7 @@ out:
 
 static int all_are(jrun *r, jv s, int what, jv *out)
 {
-    (void)r;
+    j_slow(r, s.n);
     *out = j_bool(j_all(s, what));
     return 0;
 }
@@ -436,48 +437,48 @@ ALL(s_isspace, J_IS_SPACE)
 
 static int s_isascii(jrun *r, jv s, const jcall *c, jv *out)
 {
-    (void)r;
     (void)c;
+    j_slow(r, s.n);
     *out = j_bool(s.n == 0 || j_all(s, J_IS_ASCII));
     return 0;
 }
 
 static int s_isprintable(jrun *r, jv s, const jcall *c, jv *out)
 {
-    (void)r;
     (void)c;
+    j_slow(r, s.n);
     *out = j_bool(s.n == 0 || j_all(s, J_IS_PRINTABLE));
     return 0;
 }
 
 static int s_isidentifier(jrun *r, jv s, const jcall *c, jv *out)
 {
-    (void)r;
     (void)c;
+    j_slow(r, s.n);
     *out = j_bool(j_identifier(s));
     return 0;
 }
 
 static int s_islower(jrun *r, jv s, const jcall *c, jv *out)
 {
-    (void)r;
     (void)c;
+    j_slow(r, s.n);
     *out = j_bool(j_cased_as(s, J_LOWER));
     return 0;
 }
 
 static int s_isupper(jrun *r, jv s, const jcall *c, jv *out)
 {
-    (void)r;
     (void)c;
+    j_slow(r, s.n);
     *out = j_bool(j_cased_as(s, J_UPPER));
     return 0;
 }
 
 static int s_istitle(jrun *r, jv s, const jcall *c, jv *out)
 {
-    (void)r;
     (void)c;
+    j_slow(r, s.n);
     *out = j_bool(j_cased_as(s, J_TITLE));
     return 0;
 }

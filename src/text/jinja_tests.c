@@ -132,6 +132,7 @@ static int is_case(jrun *r, jv v, int how, jv *out)
     jv s;
     int rc = j_to_str(r, v, &s);
     if (rc < 0) return rc;
+    j_slow(r, s.n);
     return answer(out, j_cased_as(s, how));
 }
 

@@ -240,6 +240,7 @@ jv j_case(jrun *r, jv s, int how)
 {
     buf b = {0};
     bool after_cased = false;
+    j_slow(r, s.n);
     for (size_t i = 0; i < s.n;) {
         uint32_t cp = 0;
         int k = utf8_decode(s.s + i, s.n - i, &cp);

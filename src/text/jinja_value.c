@@ -673,7 +673,7 @@ int j_repr(jrun *r, buf *b, jv v, int depth)
         j_print_float(b, v.f);
         return 0;
     case J_STR:
-        if ((rc = j_work(r, v.n)) < 0) return rc;
+        j_slow(r, v.n);
         if (v.safe) buf_puts(b, "Markup(");
         repr_str(b, v);
         if (v.safe) buf_putc(b, ')');
