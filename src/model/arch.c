@@ -116,6 +116,15 @@ int arch_bool(const arch_model *m, const char *key, bool *out, err *e)
     return json_get_bool(m->cfg->text, key, out, m->cfg->where, e);
 }
 
+int arch__must(const arch_model *m, const char *key, bool want, err *e)
+{
+    bool v = want;
+    int rc = arch_bool(m, key, &v, e);
+    if (rc < 0 || v == want) return rc < 0 ? rc : 0;
+    return err_set(e, ERR_UNSUPPORTED, "%s: '%s' %s cannot be run", m->cfg->where, key,
+                   v ? "true" : "false");
+}
+
 bool arch_has(const arch_model *m, const char *key)
 {
     return !json_is_null_or_absent(m->cfg->text, key);

@@ -80,7 +80,14 @@ int arch__deepseek_v2(arch_model *m, err *e)
     TRY(latent(m, e));
     TRY(grouped(m, e));
     TRY(json_get_str(m->cfg->text, "topk_method", &method, m->cfg->where, e));
-    if (strcmp(method, "group_limited_greedy")) m->moe.n_group = 0;
+    if (!strcmp(method, "greedy")) {
+        m->moe.n_group = 0;
+    } else if (strcmp(method, "group_limited_greedy")) {
+        rc = err_set(e, ERR_UNSUPPORTED,
+                     "%s: 'topk_method' is '%.40s'; known are greedy and group_limited_greedy",
+                     m->cfg->where, method);
+        goto out;
+    }
     m->moe.renorm = false;
     TRY(arch_bool(m, "norm_topk_prob", &m->moe.renorm, e));
     rc = 0;
@@ -102,6 +109,7 @@ int arch__deepseek_v3(arch_model *m, err *e)
 {
     int rc = arch__llama(m, e);
     if (rc >= 0) rc = latent(m, e);
+    if (rc >= 0) rc = arch_bool(m, "rope_interleave", &m->rope_pairs, e);
     return rc < 0 ? rc : arch__sigmoid_experts(m, e);
 }
 

@@ -50,6 +50,8 @@ int arch__olmoe(arch_model *m, err *e);
 int arch__dots1(arch_model *m, err *e);
 
 /* Shared by families. */
+/* A flag whose other value is not computed; absent is fine. */
+int arch__must(const arch_model *m, const char *key, bool want, err *e);
 /* Layers by layer_types where the config has them; else every n-th is full and the rest windowed.
  */
 void arch__windows(arch_model *m, int full_every);

@@ -44,7 +44,8 @@ int arch__gemma2(arch_model *m, err *e)
 int arch__gemma3(arch_model *m, err *e)
 {
     int every = 6;
-    int rc = arch_int(m, "sliding_window_pattern", &every, 1 << 16, e);
+    int rc = arch__must(m, "use_bidirectional_attention", false, e); /* an encoder */
+    if (rc >= 0) rc = arch_int(m, "sliding_window_pattern", &every, 1 << 16, e);
     if (rc < 0) return rc;
     arch__windows(m, every > 0 ? every : 6);
     m->qk_norm = ARCH_QK_HEAD;

@@ -21,5 +21,8 @@ int arch__gpt2(arch_model *m, err *e)
         m->layers[i].ffn = ARCH_MLP;
         m->layers[i].rope = -1;
     }
-    return arch__llama(m, e);
+    int rc = arch__must(m, "scale_attn_weights", true, e);
+    if (rc >= 0) rc = arch__must(m, "scale_attn_by_inverse_layer_idx", false, e);
+    if (rc >= 0) rc = arch__must(m, "add_cross_attention", false, e);
+    return rc < 0 ? rc : arch__llama(m, e);
 }

@@ -19,19 +19,11 @@ static int same(const arch_model *m, const char *key, int *out, err *e)
     return 0;
 }
 
-static int refuse_if(const arch_model *m, const char *key, err *e)
-{
-    bool on = false;
-    int rc = arch_bool(m, key, &on, e);
-    if (rc < 0 || !on) return rc;
-    return err_set(e, ERR_UNSUPPORTED, "%s: '%s' true cannot be run", m->cfg->where, key);
-}
-
 int arch__hunyuan(arch_model *m, err *e)
 {
     double alpha = 0;
     static const char *const keys[] = {"rope_scaling", "rope_parameters"};
-    int rc = refuse_if(m, "use_cla", e); /* layers that share keys and values */
+    int rc = arch__must(m, "use_cla", false, e); /* layers that share keys and values */
     for (size_t i = 0; rc >= 0 && i < sizeof keys / sizeof *keys; i++)
         rc = json_get_f64(json_get(m->cfg->text, keys[i]), "alpha", &alpha, m->cfg->where, e);
     if (rc < 0) return rc;

@@ -4,11 +4,8 @@
 
 int arch__phi(arch_model *m, err *e)
 {
-    bool norms = false;
-    int rc = arch_bool(m, "qk_layernorm", &norms, e);
+    int rc = arch__must(m, "qk_layernorm", false, e);
     if (rc < 0) return rc;
-    if (norms)
-        return err_set(e, ERR_UNSUPPORTED, "%s: 'qk_layernorm' true cannot be run", m->cfg->where);
     m->norm = ARCH_LAYER_NORM;
     m->parallel = true;
     m->qkv_bias = m->o_bias = m->mlp_bias = m->head_bias = true;

@@ -110,6 +110,11 @@ static void what_cannot_be_done_is_refused_by_key(void **state)
         {"FalconForCausalLM", ",\"new_decoder_architecture\":true,\"num_kv_heads\":3",
          "3 key/value heads"},
         {"HunYuanDenseV1ForCausalLM", ",\"use_cla\":true", "use_cla"},
+        {"GPT2LMHeadModel", ",\"scale_attn_weights\":false", "'scale_attn_weights' false"},
+        {"GPT2LMHeadModel", ",\"scale_attn_by_inverse_layer_idx\":true", "inverse_layer_idx"},
+        {"GPT2LMHeadModel", ",\"add_cross_attention\":true", "add_cross_attention"},
+        {"Gemma3ForCausalLM", ",\"use_bidirectional_attention\":true", "bidirectional"},
+        {"DeepseekV2ForCausalLM", MORE ",\"topk_method\":\"softest\"", "'softest'"},
         {"HunYuanMoEV1ForCausalLM", ",\"num_experts\":8,\"moe_topk\":[2,2,1]", "moe_topk"}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         ckpt_config c;
@@ -120,6 +125,26 @@ static void what_cannot_be_done_is_refused_by_key(void **state)
         int rc = arch_find(&c, &row, &e);
         assert_true(rc < 0);
         if (!strstr(e.msg, rows[i].text)) fail_msg("message lacks %s: %s", rows[i].text, e.msg);
+        config_free(&c);
+        json_drop(raw);
+    }
+}
+
+/* DeepSeek V3 turns neighbours; a config may say that its rows are stored as halves. */
+static void rope_interleave_counts(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        static const char *const more[] = {MORE, MORE ",\"rope_interleave\":true",
+                                           MORE ",\"rope_interleave\":false"};
+        ckpt_config c;
+        json *raw;
+        arch_model *m;
+        err e = {0};
+        config_for("DeepseekV3ForCausalLM", "deepseek_v3", more[i], &c, &raw);
+        CHECK_OK(arch_open(&m, &c, NULL, &e));
+        assert_int_equal(m->rope_pairs, i < 2);
+        arch_close(m);
         config_free(&c);
         json_drop(raw);
     }
@@ -222,6 +247,7 @@ int main(void)
         cmocka_unit_test(tensors_beside_are_counted),
         cmocka_unit_test(rows_are_put_in_order),
         cmocka_unit_test(what_cannot_be_done_is_refused_by_key),
+        cmocka_unit_test(rope_interleave_counts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
