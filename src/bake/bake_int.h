@@ -69,6 +69,8 @@ int bake__disk(const char *out, uint64_t bytes, uint64_t max_shard, err *e);
 int bake__not_same(const char *in, const char *out, err *e);
 int bake__finite(const float *v, size_t n, const ckpt_tensor *t, err *e);
 uint64_t bake__tensor_hash(const ckpt_tensor *t);
+/* Holds a tensor of the output against the hash of what was written, and lets its pages go. */
+int bake__read_back(const ckpt *c, const char *name, uint64_t hash, err *e);
 
 /* fp32 rows of a source weight, by all workers. */
 int bake__load(team *tm, const ckpt *c, const bake_mod *m, float *w, err *e);

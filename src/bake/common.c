@@ -173,6 +173,18 @@ uint64_t bake__tensor_hash(const ckpt_tensor *t)
     return XXH3_64bits(t->data, (size_t)t->bytes);
 }
 
+int bake__read_back(const ckpt *c, const char *name, uint64_t hash, err *e)
+{
+    const ckpt_tensor *t;
+    int rc = ckpt_need(c, name, &t, e);
+    if (rc < 0) return rc;
+    if (bake__tensor_hash(t) != hash)
+        return err_set(e, ERR_IO, "%s: tensor '%s' read back differs from what was written",
+                       t->path, t->name);
+    ckpt_dontneed(c, t);
+    return 0;
+}
+
 static bool is_float(const ckpt_tensor *t)
 {
     return t->dtype == NUM_NONE || t->dtype == NUM_F32 || t->dtype == NUM_F16 ||

@@ -509,17 +509,6 @@ static size_t window_bytes(size_t n)
     return n * (sizeof(symbol) + 3 * sizeof(uint64_t));
 }
 
-static int need_memory(tok_work *w, size_t bytes, err *e)
-{
-    if (w->model_mem_bytes >= bytes) return 0;
-    mem_free(w->model_mem);
-    w->model_mem = NULL;
-    w->model_mem_bytes = 0;
-    int rc = mem_alloc(&w->model_mem, bytes, e);
-    if (rc == 0) w->model_mem_bytes = bytes;
-    return rc;
-}
-
 static int encode_word(const tok_model *m, tok_work *w, const char *s, size_t n, ids *out, err *e)
 {
     const bpe *b = m->state;
@@ -538,7 +527,7 @@ static int encode_word(const tok_model *m, tok_work *w, const char *s, size_t n,
         }
         out->n = at;
         if (size > k) size = k;
-        int rc = need_memory(w, window_bytes(size), e);
+        int rc = tok__work_memory(w, window_bytes(size), e);
         if (rc < 0) return rc;
         if (merge_windows(b, out->v + at, &k, w->model_mem, size)) {
             out->n += k;
