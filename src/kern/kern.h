@@ -243,9 +243,12 @@ void kern_head_matmul(kern_dev *d, const qtensor *w, const float *x, int64_t ldx
 /* ---- mixture of experts ------------------------------------------------------------------------
  */
 typedef enum kern_route_kind {
-    KERN_ROUTE_SOFTMAX,     /* softmax over all experts, then the top k */
-    KERN_ROUTE_SIGMOID,     /* sigmoid of each, then the top k */
-    KERN_ROUTE_TOPK_SOFTMAX /* top k logits, softmax over these */
+    KERN_ROUTE_SOFTMAX,      /* softmax over all experts, then the top k */
+    KERN_ROUTE_SIGMOID,      /* sigmoid of each, then the top k */
+    KERN_ROUTE_TOPK_SOFTMAX, /* top k logits, softmax over these */
+    KERN_ROUTE_SPARSE_MIX    /* top k logits, the weight of each by a softmax over those that are
+                                not taken yet and lie near it: (x - x_i) / max(|x_i|, x) at most
+                                2 * jitter (sparsemixer of Phi 3.5 MoE, arXiv 2409.12136) */
 } kern_route_kind;
 typedef struct kern_route_args {
     const float *logits; /* [T, E] */
@@ -255,6 +258,7 @@ typedef struct kern_route_args {
     int n_group, topk_group; /* 0 or 1 = no groups; else only the best topk_group groups of
                                 E/n_group neighbours take part: they hold >= top_k experts */
     bool group_top2; /* a group's score: sum of its two best (deepseek v3), else its best (v2) */
+    float jitter;    /* of SPARSE_MIX */
     bool renorm;     /* weights are divided by their sum + 1e-20 */
     float scale;     /* then multiplied by this */
     int32_t *expert; /* out [T, top_k], best first; ties: lower index */

@@ -42,6 +42,8 @@ const arch_row arch_rows[] = {
     {"gpt_neox", "GPTNeoXForCausalLM", "GPT-NeoX, Pythia", arch__gpt_neox},
     {"gpt2", "GPT2LMHeadModel", "GPT-2: learned positions", arch__gpt2},
     {"mixtral", "MixtralForCausalLM", "Mixtral: 2 of 8 experts", arch__mixtral},
+    {"phimoe", "PhiMoEForCausalLM PhimoeForCausalLM", "Phi 3.5 MoE: layer norms, sparse mixing",
+     arch__phimoe},
     {"minimax_m2", "MiniMaxM2ForCausalLM", "MiniMax M2: sigmoid routing", arch__minimax_m2},
     {"granitemoe", "GraniteMoeForCausalLM", "Granite 3 MoE: experts in one tensor",
      arch__granitemoe},

@@ -90,7 +90,7 @@ typedef struct arch_moe {
     kern_route_kind route;
     int n_group, topk_group;
     bool group_top2, renorm;
-    float scale;
+    float scale, jitter;
     kern_glu act;
     bool fused;            /* gate and up of all experts in one tensor, down in another */
     bool fused_transposed; /* these, stored plain, are [E, K, N] */

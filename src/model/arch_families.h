@@ -44,6 +44,7 @@ int arch__hunyuan(arch_model *m, err *e);
 int arch__hunyuan_moe(arch_model *m, err *e);
 int arch__nemotron(arch_model *m, err *e);
 int arch__phi(arch_model *m, err *e);
+int arch__phimoe(arch_model *m, err *e);
 int arch__falcon(arch_model *m, err *e);
 int arch__granitemoe(arch_model *m, err *e);
 int arch__olmoe(arch_model *m, err *e);

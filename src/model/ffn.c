@@ -28,6 +28,7 @@ static void route(model *m, const model_layer *l, int64_t T)
                          .topk_group = x->topk_group,
                          .group_top2 = x->group_top2,
                          .renorm = x->renorm,
+                         .jitter = x->jitter,
                          .scale = x->scale,
                          .expert = m->route_expert,
                          .weight = m->route_weight};

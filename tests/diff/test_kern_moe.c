@@ -24,7 +24,9 @@ static const route_case routes[] = {
     {12, 12, KERN_ROUTE_TOPK_SOFTMAX, false, 0, 0, false, true, 1}, /* all */
     {6, 2, KERN_ROUTE_SIGMOID, true, 6, 2, true, false, 1},         /* groups of one */
     {1, 1, KERN_ROUTE_SOFTMAX, false, 0, 0, false, true, 1},
+    {16, 2, KERN_ROUTE_SPARSE_MIX, false, 0, 0, false, false, 1}, /* phi 3.5 */
 };
+#define JITTER 0.3f
 
 static bool group_in(const route_case *c, const double *choice, int group)
 {
@@ -45,6 +47,20 @@ static bool group_in(const route_case *c, const double *choice, int group)
                 better += score > mine || (score == mine && g < group);
         }
     return better < c->topk_group;
+}
+
+/* Weight of choice j: its share of those that are left when it is made and lie near it. */
+static double mixed(const route_case *c, const float *x, const int32_t *expert, int j)
+{
+    double best = x[expert[j]], sum = 0;
+    for (int e = 0; e < c->E; e++) {
+        bool taken = false;
+        for (int k = 0; k < j; k++)
+            taken = taken || expert[k] == e;
+        double apart = (best - x[e]) / fmax(fabs(x[e]), best);
+        if (!taken && !(apart > 2.0 * (double)JITTER)) sum += exp(x[e] - best);
+    }
+    return 1 / sum;
 }
 
 /* Expert j is the (rank)th choice when so many eligible ones are better or equal and lower. */
@@ -74,6 +90,7 @@ static void want_route(const route_case *c, const float *x, const float *bias, i
     for (int j = 0; j < c->top_k; j++) {
         weight[j] = score[expert[j]];
         if (c->kind == KERN_ROUTE_TOPK_SOFTMAX) weight[j] = exp(weight[j] - score[expert[0]]);
+        if (c->kind == KERN_ROUTE_SPARSE_MIX) weight[j] = mixed(c, x, expert, j);
         total += weight[j];
     }
     for (int j = 0; j < c->top_k; j++) {
@@ -105,6 +122,7 @@ static void test_route(void **state)
                                  .n_group = c->n_group,
                                  .topk_group = c->topk_group,
                                  .group_top2 = c->top2,
+                                 .jitter = JITTER,
                                  .renorm = c->renorm,
                                  .scale = c->scale,
                                  .expert = expert,

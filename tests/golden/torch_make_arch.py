@@ -139,7 +139,8 @@ CASES = {
                    first_k_dense_replace=1, routed_scaling_factor=2.0, norm_topk_prob=True,
                    sliding_window=None), {}),
     "phimoe": ("PhimoeForCausalLM", dict(intermediate_size=32, num_local_experts=4,
-               num_experts_per_tok=2, attention_bias=True, lm_head_bias=True), {}),
+               num_experts_per_tok=2, attention_bias=True, lm_head_bias=True, router_jitter_noise=0.4),
+               {}),
 }
 
 

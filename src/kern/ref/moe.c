@@ -3,6 +3,7 @@
  *   scores   softmax of all, or sigmoid of each, or the logits themselves (softmax later)
  *   choice   scores + bias; with groups of E/n_group neighbours, only the experts of the best
  *            topk_group groups; a group counts as the sum of its two best, or as its best
+ *            (sparse mix: the share of each among those near it when it is chosen)
  *   weights  the scores (never the bias) of the chosen, or the softmax of their logits; divided by
  *            their sum when renormalized; times the scale
  *
@@ -66,11 +67,22 @@ static void keep_groups(const kern_route_args *a, float *choice, float *group)
             choice[i] = -INFINITY;
 }
 
+/* Weight of `best` among what is in and near it. */
+static float share_of_near(const float *x, const float *choice, int E, int best, float jitter)
+{
+    float sum = 0;
+    for (int i = 0; i < E; i++) {
+        float apart = (x[best] - x[i]) / fmaxf(fabsf(x[i]), x[best]);
+        if (choice[i] > -INFINITY && !(apart > 2 * jitter)) sum += expf(x[i] - x[best]);
+    }
+    return 1.0f / sum;
+}
+
 static void weigh(const kern_route_args *a, const float *score, const int32_t *expert, float *w)
 {
     float sum = 0;
     for (int j = 0; j < a->top_k; j++)
-        w[j] = score[expert[j]];
+        w[j] = a->kind == KERN_ROUTE_SPARSE_MIX ? w[j] : score[expert[j]];
     if (a->kind == KERN_ROUTE_TOPK_SOFTMAX) softmax(w, a->top_k, w);
     for (int j = 0; j < a->top_k; j++)
         sum += w[j];
@@ -83,17 +95,20 @@ void kern__ref_route(const kern_route_args *a, int64_t t, float *tmp)
     const float *x = a->logits + t * a->E;
     float *score = tmp, *choice = tmp + a->E;
     int32_t *expert = a->expert + t * a->top_k;
+    float *weight = a->weight + t * a->top_k;
     if (a->kind == KERN_ROUTE_SOFTMAX) softmax(x, a->E, score);
     for (int e = 0; e < a->E; e++) {
         if (a->kind == KERN_ROUTE_SIGMOID) score[e] = 1.0f / (1.0f + expf(-x[e]));
-        if (a->kind == KERN_ROUTE_TOPK_SOFTMAX) score[e] = x[e];
+        if (a->kind == KERN_ROUTE_TOPK_SOFTMAX || a->kind == KERN_ROUTE_SPARSE_MIX) score[e] = x[e];
         choice[e] = in_range(score[e] + (a->bias ? a->bias[e] : 0.0f));
     }
     if (a->n_group > 1) keep_groups(a, choice, choice + a->E);
     for (int j = 0; j < a->top_k; j++) {
         int e = best_of(choice, a->E);
         expert[j] = e < 0 ? 0 : e; /* only with fewer experts in than top_k */
+        if (a->kind == KERN_ROUTE_SPARSE_MIX)
+            weight[j] = e < 0 ? 0 : share_of_near(x, choice, a->E, e, a->jitter);
         if (e >= 0) choice[e] = -INFINITY;
     }
-    weigh(a, score, expert, a->weight + t * a->top_k);
+    weigh(a, score, expert, weight);
 }
