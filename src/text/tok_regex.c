@@ -22,10 +22,12 @@
     "\\x09-\\x0d\\x20\\x85\\xa0\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}"            \
     "\\x{205f}\\x{3000}"
 
-/* \w of Oniguruma: letters, marks, digits, connectors, and what else it calls a word. */
+/* \w of Oniguruma: letters, marks, digits, connectors, and what else it calls a word. Outside of a
+ * set it also takes some digits of Latin-1 that it does not take inside one. */
 #define WORDS                                                                                      \
-    "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\xb2\\xb3\\xb9\\xbc-\\xbe\\x{24b6}-\\x{24e9}"               \
+    "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\x{24b6}-\\x{24e9}"                                         \
     "\\x{1f130}-\\x{1f149}\\x{1f150}-\\x{1f169}\\x{1f170}-\\x{1f189}"
+#define ALL_WORDS WORDS "\\xb2\\xb3\\xb9\\xbc-\\xbe"
 
 struct tok_regex {
     pcre2_code *code;
@@ -74,9 +76,9 @@ static size_t escape(buf *out, const char *p, size_t n, bool in_set)
     if (p[1] == 's') {
         buf_puts(out, in_set ? SPACES : "[" SPACES "]");
     } else if (p[1] == 'w') {
-        buf_puts(out, in_set ? WORDS : "[" WORDS "]");
+        buf_puts(out, in_set ? WORDS : "[" ALL_WORDS "]");
     } else if (p[1] == 'W' && !in_set) {
-        buf_puts(out, "[^" WORDS "]");
+        buf_puts(out, "[^" ALL_WORDS "]");
     } else if (p[1] == 'S' && !in_set) {
         buf_puts(out, "[^" SPACES "]");
     } else if (p[1] == 'h') {
@@ -140,7 +142,11 @@ static size_t set(buf *out, const char *p, size_t n, int depth)
         const char *end = i + 1 < n && p[i] == '[' && p[i + 1] == ':'
                               ? memmem(p + i + 2, n - i - 2, ":]", 2)
                               : NULL;
-        if (p[i] == '\\') {
+        if (p[i] == '\\' && i + 1 < n && p[i + 1] == 'W') {
+            groups = true;
+            buf_puts(&o.sets, "[^" WORDS "]|");
+            i += 2;
+        } else if (p[i] == '\\') {
             i += escape(&o.plain, p + i, n - i, true);
         } else if (end) {
             size_t k = (size_t)(end + 2 - (p + i));

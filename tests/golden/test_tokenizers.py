@@ -264,7 +264,7 @@ CHARSMAPS = {"own rules": base64.b64encode(zlib.decompress(base64.b64decode(
     "7/zGH+zkT3bxF7v5mz38w17+418ir6s28isKIp1OewxFHkCx5S+x+KWWszz2AakvnQk="))).decode()}
 CLASSES = [r"\p{L}+", r"\p{N}", r"\p{M}", r"[^\s\p{L}\p{N}]+", r"\w+", r"\W", r"\d", r"[\w']+", r"\b", r"^.", r".$", r"\p{Han}+", r"[\p{Hiragana}\p{Latin}]+", r"\P{Han}", r"\p{^Cyrillic}+", r"[[:punct:]]",
            r"[[:alpha:]]+", r"\s+(?!\S)|\s+", "(?i:ſ|k|ß)", r"\h+", r"\p{Lu}\p{Ll}+", r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+", r"\p{N}{1,3}+", r"[\p{L}&&[^\p{Han}]]+", r"[^a-z&&[^aeiou]]+", r"[a-f[x-z]0-9]+",
-           r"[^a-f[x-z]]+", r"[[:alpha:]&&[a-m]]+", r"[\u4e00-\u9fff]+|\u0061", "(?m:t.*)", r"\H+", r"[\H]+", r"[\v\t]+", "l{,2}"]
+           r"[^a-f[x-z]]+", r"[[:alpha:]&&[a-m]]+", r"[\u4e00-\u9fff]+|\u0061", "(?m:t.*)", r"\H+", r"[\H]+", r"[\v\t]+", "l{,2}", r"[\w]", r"[\Wa]", r"[^\W\d]+"]
 
 
 def model_cases():
