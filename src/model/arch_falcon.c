@@ -5,19 +5,15 @@
 
 int arch__falcon(arch_model *m, err *e)
 {
-    bool newer = false, one_kv = true, parallel = true, alibi = false, bias = false;
+    bool newer = false, one_kv = true, parallel = true, bias = false;
     int norms = 0, rc = 0;
     TRY(arch_bool(m, "new_decoder_architecture", &newer, e));
     TRY(arch_bool(m, "multi_query", &one_kv, e));
     TRY(arch_bool(m, "parallel_attn", &parallel, e));
-    TRY(arch_bool(m, "alibi", &alibi, e));
+    TRY(arch__must(m, "alibi", false, e));
     TRY(arch_bool(m, "bias", &bias, e));
     TRY(arch_int(m, "num_ln_in_parallel_attn", &norms, 2, e));
-    if (alibi || (newer && !parallel)) {
-        rc = err_set(e, ERR_UNSUPPORTED, "%s: '%s' cannot be run", m->cfg->where,
-                     alibi ? "alibi' true" : "parallel_attn' false with 'new_decoder_architecture");
-        goto out;
-    }
+    if (newer) TRY(arch__must(m, "parallel_attn", true, e));
     m->Hk = newer || !one_kv ? m->H : 1;
     if (newer) TRY(arch_int(m, "num_kv_heads", &m->Hk, 1 << 16, e));
     m->norm = ARCH_LAYER_NORM;
