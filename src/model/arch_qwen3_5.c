@@ -37,7 +37,7 @@ int arch__qwen3_5(arch_model *m, err *e)
     int rc = arch__llama(m, e);
     if (rc >= 0) rc = arch__gated_delta(m, e);
     split_delta(m);
-    return rc;
+    return rc < 0 ? rc : arch__must(m, "attn_output_gate", true, e);
 }
 
 int arch__qwen3_5_moe(arch_model *m, err *e)
@@ -45,5 +45,5 @@ int arch__qwen3_5_moe(arch_model *m, err *e)
     int rc = arch__qwen3_next(m, e);
     split_delta(m);
     m->moe.renorm = m->moe.fused = true;
-    return rc;
+    return rc < 0 ? rc : arch__must(m, "attn_output_gate", true, e);
 }

@@ -108,6 +108,7 @@ static void what_cannot_be_done_is_refused_by_key(void **state)
         {"PhimoeForCausalLM",
          ",\"num_experts\":4,\"rope_scaling\":{\"short_mscale\":1.2,\"long_mscale\":1.3}",
          "short_mscale"},
+        {"Qwen3_5ForCausalLM", MORE ",\"attn_output_gate\":false", "attn_output_gate"},
         {"PhiForCausalLM", ",\"qk_layernorm\":true", "qk_layernorm"},
         {"FalconForCausalLM", ",\"alibi\":true", "alibi"},
         {"FalconForCausalLM", ",\"new_decoder_architecture\":true,\"parallel_attn\":false",
