@@ -3,6 +3,7 @@
 #include "model/arch_families.h"
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 const arch_row arch_rows[] = {
@@ -374,6 +375,22 @@ int64_t arch_beside(const arch_model *m, const ckpt *files)
     for (size_t i = 0; m->prefix && i < ckpt_n_tensors(files); i++) {
         const char *name = ckpt_tensor_at(files, i)->name;
         n += !starts(name, m->prefix) && !starts(name, m->name.head) && !starts(name, "mtp.");
+    }
+    return n;
+}
+
+int64_t arch_behind(const arch_model *m, const ckpt *files)
+{
+    const json *ahead = json_get(m->cfg->text, "num_nextn_predict_layers");
+    double first = m->n_layers + (cJSON_IsNumber(ahead) ? ahead->valuedouble : 0);
+    size_t stem = strcspn(m->name.layer, "%");
+    int64_t n = 0;
+    for (size_t i = 0; i < ckpt_n_tensors(files); i++) {
+        const char *name = ckpt_tensor_at(files, i)->name;
+        char *end;
+        if (strncmp(name, m->name.layer, stem)) continue;
+        unsigned long layer = strtoul(name + stem, &end, 10);
+        n += *end == '.' && end > name + stem && (double)layer >= first;
     }
     return n;
 }

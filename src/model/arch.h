@@ -173,6 +173,9 @@ int arch_open(arch_model **out, const ckpt_config *c, const ckpt *files, err *e)
 void arch_close(arch_model *m);
 /* How many stored tensors lie beside a wrapped language model, unused: its images and sound. */
 int64_t arch_beside(const arch_model *m, const ckpt *files);
+/* How many stored tensors belong to layers behind the last one, those for more tokens at a time
+ * (num_nextn_predict_layers) apart: the config and the files are of different models. */
+int64_t arch_behind(const arch_model *m, const ckpt *files);
 
 /* All linears in order of use, the head last. Returns count; out may be NULL to count. */
 int arch_linears(const arch_model *m, arch_linear *out, int cap);

@@ -113,6 +113,11 @@ int model_open(model **out, quant_ckpt *q, kern_dev *d, const model_opts *o, err
     if (beside)
         log_warn("%s: text only: %lld vision tensors are not used", ckpt_path(q->c),
                  (long long)beside);
+    int64_t behind = arch_behind(m->arch, q->c);
+    if (behind)
+        log_warn("%s: 'num_hidden_layers' is %d, but %lld tensors of further layers are stored; "
+                 "they are not used",
+                 m->cfg->where, m->arch->n_layers, (long long)behind);
     TRY(resolve_online(m, e));
     m->n_layers = m->arch->n_layers;
     m->layers = arena_alloc(m->mem, sizeof *m->layers * (size_t)m->n_layers);

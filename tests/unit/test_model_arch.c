@@ -244,6 +244,40 @@ static void tensors_beside_are_counted(void **state)
     }
 }
 
+/* More layers in the files than the config says are counted; layers that only look ahead are not.
+ */
+static void layers_behind_are_counted(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        int fewer;
+        int64_t n;
+    } rows[] = {{"llama", 0, 0},
+                {"llama", 1, 9},
+                {"gpt2", 1, 12},
+                {"mimo", 0, 0},
+                {"gemma3_vl", 0, 0},
+                {"glm4_moe", 0, 0},
+                {"glm4_moe", 1, 0} /* one is allowed */,
+                {"deepseek_v3", 0, 0}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char path[128];
+        err e = {0};
+        ckpt *c;
+        arch_model *m;
+        snprintf(path, sizeof path, "tests/fixtures/arch/%s", rows[i].name);
+        CHECK_OK(ckpt_open(&c, path, &e));
+        CHECK_OK(arch_open(&m, ckpt_cfg(c), c, &e));
+        m->n_layers -= rows[i].fewer;
+        if (arch_behind(m, c) != rows[i].n)
+            fail_msg("%s: %lld", rows[i].name, (long long)arch_behind(m, c));
+        m->n_layers += rows[i].fewer;
+        arch_close(m);
+        ckpt_close(c);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -251,6 +285,7 @@ int main(void)
         cmocka_unit_test(wrapped_models_are_found),
         cmocka_unit_test(a_sparse_text_config_is_filled),
         cmocka_unit_test(tensors_beside_are_counted),
+        cmocka_unit_test(layers_behind_are_counted),
         cmocka_unit_test(rows_are_put_in_order),
         cmocka_unit_test(what_cannot_be_done_is_refused_by_key),
         cmocka_unit_test(rope_interleave_counts),
