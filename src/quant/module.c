@@ -68,8 +68,9 @@ int quant__wrong_shape(const ckpt_tensor *t, err *e, const char *fmt, ...)
     vsnprintf(need, sizeof need, fmt, ap);
     va_end(ap);
     quant__shape_text(t, &have);
-    int rc = err_set(e, ERR_SHAPE, "%s: tensor '%s' has shape %s; %s", t->path, t->name, have.data,
-                     need);
+    int rc =
+        err_set(e, ERR_SHAPE, "%s: tensor '%s' has shape %s (%s); %s", t->path, t->name, have.data,
+                t->dtype == NUM_NONE ? "GGUF blocks" : num_infos[t->dtype].name, need);
     buf_free(&have);
     return rc;
 }

@@ -353,6 +353,11 @@ static const hostile list[] = {
      {{M ".SCB", NUM_F32, 1, {4}, NULL},
       {"model.layers.0.mlp.up_proj.weight", NUM_I8, 2, {4, 64}, NULL},
       {"model.layers.0.mlp.up_proj.SCB", NUM_F32, 1, {4}, NULL}}},
+    {"bitsandbytes scales of another type",
+     ", \"quantization_config\": {\"quant_method\": \"bitsandbytes\", \"load_in_8bit\": true}",
+     ERR_SHAPE,
+     M ".SCB' has shape [4] (int32)",
+     {{M ".weight", NUM_I8, 2, {4, 64}, NULL}, {M ".SCB", NUM_I32, 1, {4}, NULL}}},
 };
 
 static void test_refused(void **state)
