@@ -273,6 +273,15 @@ static int loose_files(ckpt *c, err *e)
     return rc;
 }
 
+static int read_index(ckpt *c, const char *index, char ***names, size_t *n, err *e)
+{
+    int rc = json_parse_file(&c->index_json, index, e);
+    if (rc < 0) return rc;
+    const json *map = json_get(c->index_json, "weight_map");
+    if (!cJSON_IsObject(map)) return err_set(e, ERR_FORMAT, "%s: no weight_map object", index);
+    return shard_names(c, map, index, names, n, e);
+}
+
 static int open_weights(ckpt *c, err *e)
 {
     int rc = 0;
@@ -282,15 +291,9 @@ static int open_weights(ckpt *c, err *e)
         rc = loose_files(c, e);
         goto out;
     }
-    TRY(json_parse_file(&c->index_json, index, e));
-    const json *map = json_get(c->index_json, "weight_map");
-    if (!cJSON_IsObject(map)) {
-        rc = err_set(e, ERR_FORMAT, "%s: no weight_map object", index);
-        goto out;
-    }
-    TRY(shard_names(c, map, index, &names, &n, e));
+    TRY(read_index(c, index, &names, &n, e));
     TRY(open_files(c, names, n, e));
-    TRY(check_index(c, map, index, e));
+    TRY(check_index(c, json_get(c->index_json, "weight_map"), index, e));
 out:
     free(index);
     return rc;
@@ -432,8 +435,9 @@ int ckpt_open_config(ckpt **out, const char *path_or_name, err *e)
         return ckpt_open(out, path_or_name, e);
     }
     TRY(open_config(c, e));
-    char *index = ckpt_side_file(c, "model.safetensors.index.json");
-    if (index) rc = json_parse_file(&c->index_json, index, e);
+    char *index = ckpt_side_file(c, "model.safetensors.index.json"), **names;
+    size_t n;
+    if (index) rc = read_index(c, index, &names, &n, e);
     free(index);
     if (rc < 0) goto out;
     *out = c;

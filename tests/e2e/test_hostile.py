@@ -295,7 +295,8 @@ def test_shard_index():
     for shard in ("model-00001-of-00002.safetensors", "../outside.safetensors", path("outside.safetensors"),
                   "", "a/../../outside.safetensors"):
         everywhere(model("index", drop=["model.safetensors"], files={"model.safetensors.index.json": index(shard)}),
-                   r"model\.safetensors\.index\.json|00001-of-00002")
+                   r"model\.safetensors\.index\.json|00001-of-00002",
+                   may=("inspect",) if shard.startswith("model-") else ())  # not fetched: config and index speak
     for text in ("{}", "[]", '{"weight_map":[]}', '{"weight_map":{"a":1}}', "[" * 50000, '{"weight_map":{}}'):
         everywhere(model("index", drop=["model.safetensors"], files={"model.safetensors.index.json": text}),
                    r"model\.safetensors\.index\.json")
