@@ -102,7 +102,8 @@ struct kern__act_plan; /* what becomes of the input: kern/linear.h */
 struct kern__part;     /* one thread's share of a product: kern/linear.h */
 typedef struct kern_linear_row {
     const char *name;   /* "avx512vnni-w4a8" */
-    const char *layout; /* rows with equal layout text share prepared memory */
+    const char *layout; /* rows with equal layout text share prepared memory (w4p16 also stands for
+                           its narrower forms) */
     uint32_t needs;     /* CPU_* bits */
     /* NULL = accept. Reads only the shapes and types of the qtensor, never its data. */
     const char *(*refuse)(const kern_linear_desc *d, int shard, int bucket);

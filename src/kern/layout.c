@@ -3,7 +3,12 @@
  * with weights that count for nothing.
  *
  *   w4p16   per 8 k: byte 4r+j = code(r, k+j) | code(r, k+4+j) << 4
- *           int2..int4 stored as q+8, fp4 and nf4 as table indices
+ *           int4 stored as q+8, fp4 and nf4 as table indices
+ *   w2p16   per 16 k: byte b = A | B << 2, bytes b of w4p16 for k..k+7 (A) and k+8..k+15 (B)
+ *           int2 stored as q+2
+ *   w3p16   per 32 k: two blocks of w2p16 with the low two bits, then 64 bytes of top bits: those
+ *           of bytes b of w4p16 for k+8i..k+8i+7, shifted by i
+ *           int3 stored as q+4
  *   w8p16   per 4 k: byte 4r+j = code(r, k+j)
  *           int5..int8 stored as q+128, fp8 as it is
  *   w16p16  per 2 k: u16 2r+j = code(r, k+j)
@@ -13,7 +18,10 @@
  * Behind the codes: scales [panel][group][16] in their stored type, zeros [panel][group][16] as
  * int8 or f32, alpha [N] f32 (the scale of a row, or its second-level factor). Refused: groups that
  * are no multiple of 8, a group index (act-order) with groups of unequal size, nested experts.
- * "canonical" keeps the qtensor and takes everything. */
+ * "canonical" keeps the qtensor and takes everything.
+ *
+ * Rows of w4p16 run from w2p16 and w3p16 too ("as"), with the numbers of the same codes in w4p16 to
+ * the bit: what differs is how a block becomes nibbles (v_codes of cpu/simd.h). */
 #include <string.h>
 #include "kern/linear.h"
 
@@ -40,7 +48,7 @@ static int stored_bits(num_dtype t)
     if (t == NUM_F16 || t == NUM_BF16) return 16;
     if (t == NUM_F8_E4M3 || t == NUM_F8_E5M2) return 8;
     if (t == NUM_F4_E2M1 || num_infos[t].kind == 'T') return 4;
-    if (t >= NUM_I2 && t <= NUM_I4) return 4;
+    if (t >= NUM_I2 && t <= NUM_I4) return num_infos[t].bits;
     if (t >= NUM_I5 && t <= NUM_I8) return 8;
     return 0;
 }
@@ -93,14 +101,24 @@ static size_t panel_layout_bytes(const kern_wshape *w)
     return p.total + 64; /* readers may load one whole vector at the end */
 }
 
+static const char other_width[] = "other code width";
+
 static const char *refuse_bits(const kern_wshape *w, int bits)
 {
-    if (stored_bits(w->code) != bits) return "other code width";
+    if (stored_bits(w->code) != bits) return other_width;
     kern__prep p;
     measure(w, &p);
     if (p.groups > 1 && p.group % 8) return "group is no multiple of 8";
-    if (p.zero_type == NUM_F32 && bits != 4 && bits != 8) return "float zero points";
+    if (p.zero_type == NUM_F32 && bits > 8) return "float zero points";
     return NULL;
+}
+static const char *refuse_2(const kern_wshape *w)
+{
+    return refuse_bits(w, 2);
+}
+static const char *refuse_3(const kern_wshape *w)
+{
+    return refuse_bits(w, 3);
 }
 static const char *refuse_4(const kern_wshape *w)
 {
@@ -125,12 +143,12 @@ static int begin(const qtensor *q, const kern_wshape *w, void *dst, err *e)
     kern__prep *p = dst;
     measure(w, p);
     bool integer = num_infos[w->code].kind == 'I';
-    p->bias = integer ? (p->bits == 4 ? 8 : 128) : 0;
-    if (p->bits != 4) return 0;
+    p->bias = !integer ? 0 : p->bits > 4 ? 128 : 1 << (p->bits - 1);
+    if (p->bits > 4) return 0;
     for (int i = 0; i < 16; i++) {
         if (integer) {
-            p->lut[i] = (float)(i - 8);
-            p->ilut[i] = (int8_t)(i - 8);
+            p->ilut[i] = (int8_t)(i % (1 << p->bits) - p->bias); /* bits above a code may be set */
+            p->lut[i] = (float)p->ilut[i];
         } else if (w->code == NUM_F4_E2M1 && !q->table) {
             p->lut[i] = num_fp4_table[i];
             p->ilut[i] = (int8_t)(2 * num_fp4_table[i]);
@@ -166,6 +184,40 @@ static uint32_t code_of(const kern__prep *p, const qtensor *q, const uint8_t *ro
     return (uint32_t)(v + p->bias);
 }
 
+/* Byte of the low two bits of (r, j) in w2p16 and w3p16, and that of the top bit in w3p16. */
+static size_t low_at(int bits, int64_t j, int r)
+{
+    return (size_t)(j / 32 * 64 * bits + j / 16 % 2 * 64 + 4 * r + j % 4);
+}
+static size_t top_at(int64_t j, int r)
+{
+    return (size_t)(j / 32 * 192 + 128 + 4 * r + j % 4);
+}
+static int low_shift(int64_t j)
+{
+    return (int)((j & 4) + j / 8 % 2 * 2);
+}
+static int top_shift(int64_t j)
+{
+    return (int)((j & 4) + j / 8 % 4);
+}
+
+/* Into a panel of zeros. */
+static void put_narrow(uint8_t *panel, int bits, int64_t j, int r, uint32_t c)
+{
+    uint8_t *low = panel + low_at(bits, j, r);
+    *low = (uint8_t)(*low | (c & 3) << low_shift(j));
+    if (bits < 3) return;
+    uint8_t *top = panel + top_at(j, r);
+    *top = (uint8_t)(*top | c >> 2 << top_shift(j));
+}
+
+static int get_narrow(const uint8_t *panel, int bits, int64_t j, int r)
+{
+    int c = panel[low_at(bits, j, r)] >> low_shift(j) & 3;
+    return bits < 3 ? c : c | (panel[top_at(j, r)] >> top_shift(j) & 1) << 2;
+}
+
 static void put_row(const kern__prep *p, const qtensor *q, const int32_t *perm, uint8_t *panel,
                     int r, int64_t n)
 {
@@ -173,6 +225,10 @@ static void put_row(const kern__prep *p, const qtensor *q, const int32_t *perm, 
     for (int64_t j = 0; j < p->Kp; j++) {
         uint32_t c = j < p->K ? code_of(p, q, row, perm ? perm[j] : j) : (uint32_t)p->bias;
         switch (p->bits) {
+        case 2:
+        case 3:
+            put_narrow(panel, p->bits, j, r, c);
+            break;
         case 4: {
             uint8_t *b = panel + (j / 8) * 64 + 4 * r + j % 4;
             *b = (uint8_t)(j & 4 ? *b | c << 4 : c);
@@ -245,8 +301,9 @@ static void fill(const qtensor *q, const int32_t *perm, void *dst, int64_t lo, i
     size_t cells = (size_t)p->groups * KERN_PANEL;
     for (int64_t i = lo; i < hi; i++) {
         uint8_t *panel = (uint8_t *)dst + p->codes_off + (size_t)i * p->panel_bytes;
-        if ((i + 1) * KERN_PANEL > p->N) {
-            memset(panel, 0, p->panel_bytes);
+        bool last = (i + 1) * KERN_PANEL > p->N;
+        if (last || p->bits < 4) memset(panel, 0, p->panel_bytes);
+        if (last) {
             memset((char *)dst + p->scales_off + (size_t)i * cells * (size_t)p->scale_bytes, 0,
                    cells * (size_t)p->scale_bytes);
             memset((char *)dst + p->zeros_off + (size_t)i * cells * (size_t)p->zero_bytes, 0,
@@ -268,6 +325,9 @@ static void fill(const qtensor *q, const int32_t *perm, void *dst, int64_t lo, i
 static float stored_value(const kern__prep *p, const uint8_t *panel, int r, int64_t j)
 {
     switch (p->bits) {
+    case 2:
+    case 3:
+        return p->lut[get_narrow(panel, p->bits, j, r)];
     case 4: {
         int b = panel[(j / 8) * 64 + 4 * r + j % 4];
         return p->lut[j & 4 ? b >> 4 : b & 15];
@@ -389,22 +449,34 @@ static void canonical_row(const void *prep, int64_t n, float *out)
     qtensor_decode_row(prep, n, out);
 }
 
-#define PANELS(bits, text)                                                                         \
-    static const kern__layout layout_##bits = {text,  refuse_##bits, panel_layout_bytes,           \
-                                               begin, fill,          decode_row}
-PANELS(4, "w4p16");
-PANELS(8, "w8p16");
-PANELS(16, "w16p16");
-PANELS(32, "w32p16");
-static const kern__layout layout_canonical = {"canonical",     canonical_refuse, canonical_bytes,
-                                              canonical_begin, canonical_fill,   canonical_row};
-const kern__layout *const kern__layouts[] = {&layout_4, &layout_8, &layout_16, &layout_32,
-                                             &layout_canonical};
-const int kern__n_layouts = 5;
+#define PANELS(bits, text, as)                                                                     \
+    static const kern__layout layout_##bits = {text,  as,   refuse_##bits, panel_layout_bytes,     \
+                                               begin, fill, decode_row}
+PANELS(2, "w2p16", "w4p16");
+PANELS(3, "w3p16", "w4p16");
+PANELS(4, "w4p16", "w4p16");
+PANELS(8, "w8p16", "w8p16");
+PANELS(16, "w16p16", "w16p16");
+PANELS(32, "w32p16", "w32p16");
+static const kern__layout layout_canonical = {"canonical",     "canonical",     canonical_refuse,
+                                              canonical_bytes, canonical_begin, canonical_fill,
+                                              canonical_row};
+const kern__layout *const kern__layouts[] = {&layout_2,  &layout_3,  &layout_4,        &layout_8,
+                                             &layout_16, &layout_32, &layout_canonical};
+const int kern__n_layouts = (int)(sizeof kern__layouts / sizeof *kern__layouts);
 
 const kern__layout *kern__layout_by_name(const char *name)
 {
     for (int i = 0; i < kern__n_layouts; i++)
         if (!strcmp(kern__layouts[i]->name, name)) return kern__layouts[i];
     return NULL;
+}
+
+const kern__layout *kern__layout_held(const char *as, const kern_wshape *w)
+{
+    for (int i = 0; i < kern__n_layouts; i++) {
+        const kern__layout *l = kern__layouts[i];
+        if (!strcmp(l->as, as) && l->refuse(w) != other_width) return l;
+    }
+    return kern__layout_by_name(as);
 }

@@ -79,12 +79,12 @@ static const char *judge(const kern_linear_row *r, uint32_t features, const kern
     kern__wshape_of(d->shard[shard], &w);
     const char *why = NULL;
     if (r->layout) {
-        const kern__layout *l = kern__layout_by_name(r->layout);
+        const kern__layout *l = kern__layout_held(r->layout, &w);
         why = l->refuse(&w);
         if (!why && d->shard[shard]->g_idx && !w.w.actorder) why = "group index without act-order";
         if (!why && d->shard[shard]->flat) why = "blocks cross rows";
         if (!why && d->shard[shard]->E > 1) why = "nested experts";
-        if (!why && layout && strcmp(r->layout, layout)) why = "weights are held in another layout";
+        if (!why && layout && strcmp(l->name, layout)) why = "weights are held in another layout";
     }
     if (!why) why = lacks(r->needs, features);
     if (!why && r->refuse) why = r->refuse(d, shard, bucket);
@@ -107,9 +107,11 @@ static const kern_linear_row *choose(uint32_t features, const kern_linear_desc *
     return &kern__row_ref;
 }
 
-static const kern__layout *layout_for(const kern_linear_row *r)
+static const kern__layout *layout_for(const kern_linear_row *r, const qtensor *q)
 {
-    return kern__layout_by_name(r->layout ? r->layout : "canonical");
+    kern_wshape w;
+    kern__wshape_of(q, &w);
+    return kern__layout_held(r->layout ? r->layout : "canonical", &w);
 }
 
 static void base_plan(const kern_linear_desc *d, int shard, const struct kern_shard *s, int bucket,
@@ -302,7 +304,7 @@ static int make(kern_dev *d, const kern_linear_desc *desc, const kern_linear_row
                 }
                 s->row[b] = &kern__row_ref; /* a row for other batch sizes */
             }
-            if (b == 0) s->layout = layout_for(forced ? forced : s->row[b]);
+            if (b == 0) s->layout = layout_for(forced ? forced : s->row[b], desc->shard[i]);
         }
         s->row0 = l->N;
         l->N += desc->shard[i]->N;
@@ -512,7 +514,7 @@ size_t kern_linear_predict_bytes(uint32_t features, const qspec *s, num_dtype pl
     const kern_linear_row *r = choose(features, &d, 0, 0, NULL, NULL);
     kern_wshape w;
     kern__wshape_of(&q, &w);
-    return layout_for(r)->bytes(&w) + (s->w.actorder ? (size_t)K * 4 : 0);
+    return layout_for(r, &q)->bytes(&w) + (s->w.actorder ? (size_t)K * 4 : 0);
 }
 
 size_t kern_reserve_bytes(int64_t max_rows, int64_t max_k, int64_t max_n, int threads)

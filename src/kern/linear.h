@@ -32,10 +32,10 @@ typedef struct kern__prep { /* head of prepared memory of the panel layouts; 64-
     num_dtype code, scale_type;  /* scale_type NUM_NONE: no per-group scales, alpha only */
     num_dtype zero_type;         /* NUM_NONE, NUM_I8, NUM_F32 */
     int scale_bytes, zero_bytes; /* of one scale, one zero */
-    int bits;                    /* of a stored code: 4, 8, 16, 32 */
+    int bits;                    /* of a stored code: 2, 3, 4, 8, 16, 32 */
     int bias;                    /* stored unsigned code = code + bias (integers), else 0 */
     size_t codes_off, panel_bytes, scales_off, zeros_off, alpha_off, total;
-    float lut[16];   /* value of each nibble for the 4-bit layouts */
+    float lut[16];   /* value of each nibble for the layouts of at most 4 bits */
     int8_t ilut[16]; /* the same times lut_mul as integers, when they are */
     float lut_mul;   /* 0 = the table is not integral */
 } kern__prep;
@@ -43,6 +43,8 @@ typedef struct kern__prep { /* head of prepared memory of the panel layouts; 64-
 
 typedef struct kern__layout {
     const char *name;
+    const char
+        *as; /* the layout whose rows run from it: its own name, or w4p16 for narrower ones */
     /* NULL = can hold this weight. */
     const char *(*refuse)(const kern_wshape *w);
     size_t (*bytes)(const kern_wshape *w);
@@ -55,6 +57,9 @@ typedef struct kern__layout {
 extern const kern__layout *const kern__layouts[];
 extern const int kern__n_layouts;
 const kern__layout *kern__layout_by_name(const char *name);
+/* The layout for codes of this width whose rows are those of `as`; it may refuse the weight for
+ * another reason. None: `as` itself. */
+const kern__layout *kern__layout_held(const char *as, const kern_wshape *w);
 void kern__wshape_of(const qtensor *q, kern_wshape *w);
 
 /* ---- activations -------------------------------------------------------------------------------

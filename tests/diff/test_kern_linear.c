@@ -33,7 +33,11 @@ static const scheme schemes[] = {
     {"w:int4,channel a:bf16", NUM_BF16},
     {"w:int4,channel a:int8,token", NUM_F32},
     {"w:int2,g64 a:bf16", NUM_BF16},
+    {"w:int2,channel a:int8,token", NUM_F32},
+    {"w:int2,g32,asym a:bf16", NUM_F16},
     {"w:int3,g128 a:bf16", NUM_BF16},
+    {"w:int3,channel a:bf16", NUM_BF16},
+    {"w:int3,g64,asym a:bf16", NUM_F32},
     {"w:int5,g128 a:bf16", NUM_BF16},
     {"w:int8,channel a:bf16", NUM_BF16},
     {"w:int8,g32 a:bf16", NUM_BF16},
@@ -305,6 +309,94 @@ static void test_rows(void **state)
     }
 }
 
+/* The same values in int4: codes widened, scales and zero points as they are. */
+static void widened(const qtensor *q, const char *text, qtensor *out)
+{
+    err e = {0};
+    qspec spec;
+    CHECK_OK(qspec_parse(text, &spec, &e));
+    CHECK_OK(qtensor_alloc(out, &spec, q->scale_type, 1, q->N, q->K, &e));
+    int bits = num_infos[q->code].bits;
+    for (int64_t n = 0; n < q->N; n++)
+        for (int64_t k = 0; k < q->K; k++) {
+            uint32_t c = num_get_bits(q->codes + (size_t)n * q->row_bytes, (size_t)k, bits);
+            uint32_t sign = c >> (bits - 1) ? 15u << bits : 0;
+            num_put_bits((uint8_t *)(uintptr_t)out->codes + (size_t)n * out->row_bytes, (size_t)k,
+                         4, (c | sign) & 15);
+        }
+    size_t cells = (size_t)(q->scale_rows * q->scale_cols);
+    assert_int_equal(out->scale_rows * out->scale_cols, cells);
+    assert_int_equal(out->zero_type, q->zero_type);
+    memcpy((void *)(uintptr_t)out->scales, q->scales, cells * num_bytes(q->scale_type, 1));
+    if (q->zeros)
+        memcpy((void *)(uintptr_t)out->zeros, q->zeros, cells * num_bytes(q->zero_type, 1));
+}
+
+static long same_numbers(const kern_linear_row *row, const qtensor *q, const qtensor *wide,
+                         kern_act act)
+{
+    static const int64_t batches[] = {1, 2, 3, 5, 8, 9, 33, 65, 300};
+    long compared = 0;
+    err e = {0};
+    kern_linear *l[2] = {NULL, NULL};
+    for (int i = 0; i < 2; i++) {
+        kern_linear_desc d = {.name = "narrow", .n_shards = 1, .shard = {i ? wide : q}, .act = act};
+        int rc = kern__linear_make_row(dev, &d, row, &l[i], &e);
+        if (rc < 0 && e.code != ERR_UNSUPPORTED) fail_msg("%s: %s", row->name, e.msg);
+    }
+    assert_int_equal(l[0] == NULL, l[1] == NULL);
+    if (l[0]) assert_string_equal(l[0]->shard[0].layout->as, l[1]->shard[0].layout->name);
+    if (l[0]) assert_true(l[0]->bytes < l[1]->bytes);
+    for (size_t b = 0; b < sizeof batches / sizeof *batches && l[0]; b++) {
+        int64_t M = batches[b], N = q->N, K = q->K;
+        if (l[0]->shard[0].row[kern_bucket(M)] != row) continue;
+        float *x = xmalloc((size_t)(M * K) * sizeof *x), *y[2];
+        for (int64_t i = 0; i < M * K; i++)
+            x[i] = (float)normal();
+        for (int i = 0; i < 2; i++) {
+            y[i] = xmalloc((size_t)(M * N) * sizeof *y[i]);
+            memset(y[i], i ? 0xff : 0xfe, (size_t)(M * N) * sizeof *y[i]);
+            kern_linear_run(dev, l[i], x, K, M, y[i], N);
+        }
+        if (memcmp(y[0], y[1], (size_t)(M * N) * sizeof *x))
+            fail_msg("%s of %s M=%lld: other numbers than from int4", row->name,
+                     num_infos[q->code].name, (long long)M);
+        compared++;
+        free(x), free(y[0]), free(y[1]);
+    }
+    kern_linear_drop(dev, l[0]);
+    kern_linear_drop(dev, l[1]);
+    return compared;
+}
+
+/* Codes of two and three bits are held as such, and give the numbers of the same codes in four. */
+static void test_narrow(void **state)
+{
+    (void)state;
+    static const char *const forms[] = {"g64 a:bf16", "g32,asym a:bf16", "channel a:int8,token"};
+    for (int i = 0; i < kern_n_linear_rows; i++) {
+        const kern_linear_row *row = kern_linear_rows[i];
+        if (!row->layout || strcmp(row->layout, "w4p16") || row->needs & ~dev->features) continue;
+        long compared = 0;
+        for (int bits = 2; bits <= 3; bits++)
+            for (size_t f = 0; f < sizeof forms / sizeof *forms; f++)
+                for (int64_t N = 1; N < 300; N = N * 3 + 14) {
+                    char text[2][64];
+                    qtensor q, wide;
+                    snprintf(text[0], 64, "w:int%d,%s", bits, forms[f]);
+                    snprintf(text[1], 64, "w:int4,%s", forms[f]);
+                    random_weight(&q, &(scheme){text[0], NUM_BF16}, N, N == 17 ? 172 : 448);
+                    widened(&q, text[1], &wide);
+                    compared += same_numbers(row, &q, &wide, KERN_ACT_SPEC);
+                    compared += same_numbers(row, &q, &wide, KERN_ACT_AUTO);
+                    free_weight(&q);
+                    free_weight(&wide);
+                }
+        print_message("%-18s narrow %5ld products equal\n", row->name, compared);
+        assert_true(compared > 0);
+    }
+}
+
 int main(void)
 {
     err e = {0};
@@ -313,7 +405,7 @@ int main(void)
         fprintf(stderr, "%s\n", e.msg);
         return 1;
     }
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_rows)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_rows), cmocka_unit_test(test_narrow)};
     int rc = cmocka_run_group_tests(tests, NULL, NULL);
     kern_close(dev);
     return rc;

@@ -128,14 +128,13 @@ static void unpack_equals(const kern_linear *l, const qtensor *q)
     free(u), free(w);
 }
 
-static void test_actorder(void **state)
+static void actorder(const char *scheme, const char *layout)
 {
-    (void)state;
     enum { K = 160 };
     qtensor q;
     int32_t idx[K];
     float pre[K];
-    weight(&q, "w:int4,g32,actorder", 50, K);
+    weight(&q, scheme, 50, K);
     for (int k = 0; k < K; k++)
         idx[k] = (k * 37 % K) / 32;
     for (int k = 0; k < K; k++)
@@ -148,8 +147,7 @@ static void test_actorder(void **state)
         kern_linear_desc d = {
             .name = "actorder", .n_shards = 1, .shard = {&q}, .act = (kern_act)act};
         CHECK_OK(kern_linear_make(dev, &d, &l, &e));
-        if (dev->features & CPU_AVX2)
-            assert_string_equal(kern_linear_choice(l, 0)->layout, "w4p16");
+        if (dev->features & CPU_AVX2) assert_string_equal(kern_linear_choice(l, 0)->layout, layout);
         unpack_equals(l, &q);
         for (size_t i = 0; i < 5; i++)
             check_product(dev, l, &d, batches[i], act == KERN_ACT_AUTO ? 1.0 / 100 : 2e-6);
@@ -176,6 +174,14 @@ static void test_actorder(void **state)
     drop(&q);
 }
 
+static void test_actorder(void **state)
+{
+    (void)state;
+    actorder("w:int4,g32,actorder", "w4p16");
+    actorder("w:int3,g32,actorder", "w3p16");
+    actorder("w:int2,g32,actorder", "w2p16");
+}
+
 static const char *const schemes[] = {"w:bf16",
                                       "w:f16",
                                       "w:f32",
@@ -186,6 +192,8 @@ static const char *const schemes[] = {"w:bf16",
                                       "w:int8,channel,asym",
                                       "w:int2,g64",
                                       "w:int3,g128",
+                                      "w:int2,channel",
+                                      "w:int3,g32,asym",
                                       "w:int6,g32",
                                       "w:fp8_e4m3,channel a:fp8_e4m3,token",
                                       "w:fp8_e4m3,tensor",
@@ -278,9 +286,13 @@ static void test_oddities(void **state)
         {"zeros", "w:int4,g32,asym", "avx512-w4", NULL, 50, 96},
         {"zeros", "w:int8,channel,asym", "avx512-w8", NULL, 50, 96},
         {"float zeros", "w:int4,g32,asym", "avx512-w4", NULL, 50, 96},
+        {"float zeros", "w:int3,g32,asym", "avx512-w4", NULL, 50, 96},
+        {"float zeros", "w:int2,g32,asym", "avx512-w4", NULL, 50, 96},
+        {"input scales", "w:int3,g32", "avx512-w4", NULL, 50, 96},
         {"crossing blocks", "w:nf4,b64", "ref", "blocks cross rows", 50, 40},
         {"index without act-order", "w:int4,g32", "ref", "group index without act-order", 50, 96},
         {"short group", "w:int4,g36", "ref", "group is no multiple of 8", 50, 90},
+        {"short group", "w:int3,g36", "ref", "group is no multiple of 8", 50, 90},
     };
     for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) {
         const oddity *o = &odd[i];

@@ -25,11 +25,29 @@ INLINE void group_sums(const kern__prep *w, const kern__acts *a, float *xs)
         }
 }
 
+/* A block of codes along K for NP panels. Narrow codes go by 32, so that shifts are constants. */
+INLINE void direct_step(const int f, const int MR, const int NP, const uint8_t *const *b, int64_t k,
+                        const vlut lut, const float *x, int64_t ldx, vf acc[4][8])
+{
+    const int step = FMT_STEP(f);
+    UNROLL
+    for (int i = 0; i < NP; i++) {
+        vf o[8];
+        v_block(f, b[i], k, lut, o);
+        _mm_prefetch((const char *)b[i] + k * FMT_BITS(f) * 2 + 1024, _MM_HINT_T0);
+        UNROLL
+        for (int j = 0; j < step; j++) {
+            UNROLL
+            for (int m = 0; m < MR; m++)
+                acc[i][m] = v_fma(o[j], v_set1(x[m * ldx + k + j]), acc[i][m]);
+        }
+    }
+}
+
 INLINE void direct(const kern__part *p, int64_t panel, const int f, const int MR, const int NP,
                    const float *xs)
 {
     const kern__prep *w = p->s->prep;
-    const int step = FMT_STEP(f);
     const vlut lut = v_lut(w->lut);
     const bool scaled = w->scale_type != NUM_NONE;
     const float *x = p->a->f32;
@@ -51,21 +69,13 @@ INLINE void direct(const kern__part *p, int64_t panel, const int f, const int MR
             for (int m = 0; m < MR; m++)
                 acc[i][m] = v_zero();
         }
-        for (; k < end; k += step) {
+        for (; f < FMT_W4 && !(k & 31) && k + 32 <= end; k += 32) {
             UNROLL
-            for (int i = 0; i < NP; i++) {
-                vf o[8];
-                v_block(f, b[i], lut, o);
-                _mm_prefetch((const char *)b[i] + 1024, _MM_HINT_T0);
-                b[i] += 64;
-                UNROLL
-                for (int j = 0; j < step; j++) {
-                    UNROLL
-                    for (int m = 0; m < MR; m++)
-                        acc[i][m] = v_fma(o[j], v_set1(x[m * ldx + k + j]), acc[i][m]);
-                }
-            }
+            for (int s = 0; s < 32; s += 8)
+                direct_step(f, MR, NP, b, (k & ~(int64_t)31) + s, lut, x, ldx, acc);
         }
+        for (; k < end; k += FMT_STEP(f))
+            direct_step(f, MR, NP, b, k, lut, x, ldx, acc);
         UNROLL
         for (int i = 0; i < NP; i++) {
             if (!scaled) {
@@ -114,6 +124,8 @@ INLINE void direct(const kern__part *p, int64_t panel, const int f, const int MR
 #define DIRECTS(f)                                                                                 \
     DIRECT(f, 1)                                                                                   \
     DIRECT(f, 2) DIRECT(f, 3) DIRECT(f, 4) DIRECT(f, 5) DIRECT(f, 6) DIRECT(f, 7) DIRECT(f, 8)
+DIRECTS(FMT_W2)
+DIRECTS(FMT_W3)
 DIRECTS(FMT_W4)
 DIRECTS(FMT_I8)
 DIRECTS(FMT_E4M3)
@@ -127,9 +139,10 @@ typedef void direct_fn(const kern__part *p, int64_t lo, int64_t hi, const float 
         direct_##f##_1, direct_##f##_2, direct_##f##_3, direct_##f##_4, direct_##f##_5,            \
             direct_##f##_6, direct_##f##_7, direct_##f##_8                                         \
     }
-static direct_fn *const direct_fns[7][8] = {
-    DIRECT_ROW(FMT_W4),   DIRECT_ROW(FMT_I8),  DIRECT_ROW(FMT_E4M3), DIRECT_ROW(FMT_E5M2),
-    DIRECT_ROW(FMT_BF16), DIRECT_ROW(FMT_F16), DIRECT_ROW(FMT_F32)};
+static direct_fn *const direct_fns[9][8] = {
+    DIRECT_ROW(FMT_W2),   DIRECT_ROW(FMT_W3),   DIRECT_ROW(FMT_W4),
+    DIRECT_ROW(FMT_I8),   DIRECT_ROW(FMT_E4M3), DIRECT_ROW(FMT_E5M2),
+    DIRECT_ROW(FMT_BF16), DIRECT_ROW(FMT_F16),  DIRECT_ROW(FMT_F32)};
 
 /* ---- panels ------------------------------------------------------------------------------ */
 
@@ -144,9 +157,9 @@ INLINE void panel_f32(const kern__prep *w, int64_t panel, const int f, float *ou
         int64_t end = g + 1 < w->groups ? (g + 1) * w->group : w->Kp;
         vf s = v_scale(w, panel, g), z = v_zero();
         if (w->zero_type != NUM_NONE) z = v_zeros(w, panel, g);
-        for (; k < end; k += step, b += 64) {
+        for (; k < end; k += step) {
             vf o[8];
-            v_block(f, b, lut, o);
+            v_block(f, b, k, lut, o);
             UNROLL
             for (int j = 0; j < step; j++) {
                 if (f == FMT_E4M3) o[j] = v_mul(o[j], undo);
@@ -226,6 +239,12 @@ static void tiles(const kern__part *p, const float *wp, int64_t panel, int np)
 static void decode_panel(const kern__prep *w, int64_t panel, float *out)
 {
     switch (fmt_of(w)) {
+    case FMT_W2:
+        panel_f32(w, panel, FMT_W2, out);
+        break;
+    case FMT_W3:
+        panel_f32(w, panel, FMT_W3, out);
+        break;
     case FMT_W4:
         panel_f32(w, panel, FMT_W4, out);
         break;

@@ -15,7 +15,8 @@
  * Refused: nf4 (no integers), float zero points, groups that are no multiple of 16. */
 #include "kern/cpu/simd.h"
 
-enum { U_W4, U_FP4, U_W8 };
+enum { U_W2, U_W3, U_W4, U_FP4, U_W8 };
+#define U_BITS(f) ((f) == U_W2 ? 2 : (f) == U_W3 ? 3 : (f) == U_W8 ? 8 : 4)
 
 typedef struct vnni_in {
     const int32_t *start; /* [M][groups]: -bias * sum */
@@ -69,7 +70,7 @@ INLINE vi vi_table(const uint8_t *t)
 INLINE void dots(const int f, const vi w, const vi lut, const int8_t *x, int64_t ldx, const int MR,
                  vi *acc)
 {
-    const vi nib = vi_set1(0x0f0f0f0f);
+    const vi nib = vi_set1(f == U_W2 ? 0x03030303 : f == U_W3 ? 0x07070707 : 0x0f0f0f0f);
     int32_t c;
     if (f == U_W8) {
         UNROLL
@@ -93,6 +94,19 @@ INLINE void dots(const int f, const vi w, const vi lut, const int8_t *x, int64_t
     for (int m = 0; m < MR; m++) {
         memcpy(&c, x + m * ldx + 4, 4);
         acc[m] = v_dot(acc[m], hi, c, false);
+    }
+}
+
+/* A block of codes along K for NP panels. Narrow codes go by 32, so that shifts are constants. */
+INLINE void block_step(const int f, const int MR, const int NP, const uint8_t *const *b, int64_t k,
+                       const vi lut, const int8_t *x, int64_t ldx, vi acc[4][8])
+{
+    const int bits = U_BITS(f);
+    UNROLL
+    for (int i = 0; i < NP; i++) {
+        vi v = bits < 4 ? v_narrow(bits, b[i], k) : vi_load(b[i] + k * bits * 2);
+        _mm_prefetch((const char *)b[i] + k * bits * 2 + 1024, _MM_HINT_T0);
+        dots(f, v, lut, x + k, ldx, MR, acc[i]);
     }
 }
 
@@ -138,15 +152,13 @@ INLINE void block(const kern__part *p, const vnni_in *in, int64_t panel, int64_t
             for (int m = 0; m < MR; m++)
                 acc[i][m] = vi_set1(start[m * G + ag]);
         }
-        for (; k < end; k += step) {
+        for (; f <= U_W3 && !(k & 31) && k + 32 <= end; k += 32) {
             UNROLL
-            for (int i = 0; i < NP; i++) {
-                vi v = vi_load(b[i]);
-                _mm_prefetch((const char *)b[i] + 1024, _MM_HINT_T0);
-                b[i] += 64;
-                dots(f, v, lut, x + k, ldx, MR, acc[i]);
-            }
+            for (int s = 0; s < 32; s += 8)
+                block_step(f, MR, NP, b, (k & ~(int64_t)31) + s, lut, x, ldx, acc);
         }
+        for (; k < end; k += step)
+            block_step(f, MR, NP, b, k, lut, x, ldx, acc);
         UNROLL
         for (int i = 0; i < NP; i++) {
             UNROLL
@@ -188,6 +200,8 @@ INLINE void block(const kern__part *p, const vnni_in *in, int64_t panel, int64_t
     }
 #define BLOCKS(f)                                                                                  \
     BLOCK(f, 1) BLOCK(f, 2) BLOCK(f, 3) BLOCK(f, 4) BLOCK(f, 5) BLOCK(f, 6) BLOCK(f, 7) BLOCK(f, 8)
+BLOCKS(U_W2)
+BLOCKS(U_W3)
 BLOCKS(U_W4)
 BLOCKS(U_FP4)
 BLOCKS(U_W8)
@@ -197,14 +211,19 @@ typedef void block_fn(const kern__part *p, const vnni_in *in, int64_t lo, int64_
         block_##f##_1, block_##f##_2, block_##f##_3, block_##f##_4, block_##f##_5, block_##f##_6,  \
             block_##f##_7, block_##f##_8                                                           \
     }
-static block_fn *const block_fns[3][8] = {BLOCK_ROW(U_W4), BLOCK_ROW(U_FP4), BLOCK_ROW(U_W8)};
+static block_fn *const block_fns[5][8] = {BLOCK_ROW(U_W2), BLOCK_ROW(U_W3), BLOCK_ROW(U_W4),
+                                          BLOCK_ROW(U_FP4), BLOCK_ROW(U_W8)};
 
 static void part_int8(const kern__part *p, int64_t lo, int64_t hi)
 {
     const kern__prep *w = p->s->prep;
     const kern__acts *a = p->a;
-    int f = w->bits == 8 ? U_W8 : w->bias ? U_W4 : U_FP4;
-    int32_t bias = f == U_W8 ? 128 : f == U_W4 ? 8 : 12;
+    int f = w->bits == 8   ? U_W8
+            : !w->bias     ? U_FP4
+            : w->bits == 4 ? U_W4
+            : w->bits == 3 ? U_W3
+                           : U_W2;
+    int32_t bias = f == U_FP4 ? 12 : w->bias;
     int64_t cells = a->M * a->groups;
     int32_t *start = p->tmp;
     float *zsum = (float *)(void *)(start + cells);

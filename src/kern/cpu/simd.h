@@ -78,6 +78,16 @@ INLINE vi vi_set1(int32_t x)
 #define vi_slli(a, n) _mm512_slli_epi32(a, n)
 #define vi_srli(a, n) _mm512_srli_epi32(a, n)
 #define vi_srai(a, n) _mm512_srai_epi32(a, n)
+INLINE vi vi_srl(vi a, int n)
+{
+    return _mm512_srlv_epi32(a, _mm512_set1_epi32(n));
+}
+/* Low two bits of each nibble of `low`, above them bit i of the nibble of `top`, above that any. */
+INLINE vi vi_join(vi low, vi top, int i)
+{
+    return _mm512_ternarylogic_epi32(_mm512_set1_epi32(0x33333333), low,
+                                     _mm512_rorv_epi32(top, _mm512_set1_epi32(i - 2)), 0xca);
+}
 INLINE vi vi_and(vi a, vi b)
 {
     return _mm512_and_si512(a, b);
@@ -273,6 +283,11 @@ INLINE vi vi_set1(int32_t x)
 #define vi_slli(v, n)  I2(_mm256_slli_epi32((v).a, n), _mm256_slli_epi32((v).b, n))
 #define vi_srli(v, n)  I2(_mm256_srli_epi32((v).a, n), _mm256_srli_epi32((v).b, n))
 #define vi_srai(v, n)  I2(_mm256_srai_epi32((v).a, n), _mm256_srai_epi32((v).b, n))
+INLINE vi vi_srl(vi v, int n)
+{
+    __m256i c = _mm256_set1_epi32(n);
+    return I2(_mm256_srlv_epi32(v.a, c), _mm256_srlv_epi32(v.b, c));
+}
 INLINE vi vi_and(vi x, vi y)
 {
     return I2(_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b));
@@ -284,6 +299,11 @@ INLINE vi vi_or(vi x, vi y)
 INLINE vi vi_add(vi x, vi y)
 {
     return I2(_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b));
+}
+INLINE vi vi_join(vi low, vi top, int i)
+{
+    vi t = vi_slli(vi_and(vi_srl(top, i), vi_set1(0x11111111)), 2);
+    return vi_or(vi_and(low, vi_set1(0x33333333)), t);
 }
 INLINE vi vi_max(vi x, vi y)
 {
@@ -469,8 +489,9 @@ INLINE vf v_tanh(vf x)
 
 /* ---- weights to f32 ---------------------------------------------------------------------- */
 
-enum { FMT_W4, FMT_I8, FMT_E4M3, FMT_E5M2, FMT_BF16, FMT_F16, FMT_F32 };
-#define FMT_STEP(f) ((f) == FMT_W4 ? 8 : (f) == FMT_F32 ? 1 : (f) >= FMT_BF16 ? 2 : 4)
+enum { FMT_W2, FMT_W3, FMT_W4, FMT_I8, FMT_E4M3, FMT_E5M2, FMT_BF16, FMT_F16, FMT_F32 };
+#define FMT_STEP(f) ((f) <= FMT_W4 ? 8 : (f) == FMT_F32 ? 1 : (f) >= FMT_BF16 ? 2 : 4)
+#define FMT_BITS(f) ((f) == FMT_W2 ? 2 : (f) == FMT_W3 ? 3 : 32 / FMT_STEP(f))
 #define FP8_POST    0x1p8f /* E4M3 codes come out of a block times 2^-8 */
 
 INLINE int fmt_of(const kern__prep *p)
@@ -487,7 +508,7 @@ INLINE int fmt_of(const kern__prep *p)
     case NUM_F32:
         return FMT_F32;
     default:
-        return p->bits == 4 ? FMT_W4 : FMT_I8;
+        return p->bits == 2 ? FMT_W2 : p->bits == 3 ? FMT_W3 : p->bits == 4 ? FMT_W4 : FMT_I8;
     }
 }
 
@@ -557,11 +578,23 @@ INLINE vf v_f16_lanes(vi bits)
 }
 #endif
 
-/* One 64-byte block of a panel: FMT_STEP(f) vectors of 16 rows. E4M3 comes out times 2^-8. */
-INLINE void v_block(const int f, const uint8_t *b, const vlut lut, vf *o)
+/* Codes of k..k+7 of a panel at b of `bits` (2, 3) a code as a block of w4p16, but for the bits of
+ * each nibble above the code, which are any. */
+INLINE vi v_narrow(const int bits, const uint8_t *b, int64_t k)
 {
-    vi w = vi_load(b);
-    if (f == FMT_W4) {
+    const uint8_t *at = b + (k >> 5) * 64 * bits;
+    vi low = vi_srl(vi_load(at + ((k >> 4) & 1) * 64), (int)(k >> 2) & 2);
+    if (bits == 2) return low;
+    return vi_join(low, vi_load(at + 128), (int)(k >> 3) & 3);
+}
+
+/* FMT_STEP(f) vectors of 16 rows from k on of a panel at b. E4M3 comes out times 2^-8. */
+INLINE void v_block(const int f, const uint8_t *b, int64_t k, const vlut lut, vf *o)
+{
+    vi w = f == FMT_W2   ? v_narrow(2, b, k)
+           : f == FMT_W3 ? v_narrow(3, b, k)
+                         : vi_load(b + k * (64 / FMT_STEP(f)));
+    if (f <= FMT_W4) {
         o[0] = v_lookup(lut, w);
         o[1] = v_lookup(lut, vi_srli(w, 8));
         o[2] = v_lookup(lut, vi_srli(w, 16));

@@ -55,13 +55,10 @@ INLINE void panel_bf16(const kern__prep *w, int64_t panel, const int f, const in
     for (int64_t g = 0, k = 0; g < w->groups; g++) {
         int64_t end = g + 1 < w->groups ? (g + 1) * w->group : w->Kp;
         vf s = v_scale(w, panel, g), z = zeros ? v_zeros(w, panel, g) : v_zero();
-        for (; k < end; b += 64) {
+        for (; k < end;) {
             vf o[8];
-            v_block(f, b, lut, o);
-            if (f == FMT_F32) { /* two blocks make a pair */
-                b += 64;
-                v_block(f, b, lut, o + 1);
-            }
+            v_block(f, b, k, lut, o);
+            if (f == FMT_F32) v_block(f, b, k + 1, lut, o + 1); /* two make a pair */
             UNROLL
             for (int j = 0; j < (step < 2 ? 2 : step); j += 2) {
                 for (int i = j; i < j + 2; i++) {
@@ -85,6 +82,12 @@ INLINE void panel_bf16(const kern__prep *w, int64_t panel, const int f, const in
 static void decode(const kern__prep *w, int64_t panel, int terms, uint8_t *hi, uint8_t *lo)
 {
     switch (fmt_of(w)) {
+    case FMT_W2:
+        DECODE(FMT_W2);
+        break;
+    case FMT_W3:
+        DECODE(FMT_W3);
+        break;
     case FMT_W4:
         DECODE(FMT_W4);
         break;
