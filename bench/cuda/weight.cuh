@@ -27,10 +27,11 @@ static weight make_weight(small_format f, int N, int K)
     std::vector<float> scales((size_t)w.rows * G);
     w.value.resize((size_t)w.rows * K);
     for (int n = 0; n < w.rows; n++) {
-        for (int g = 0; g < G; g++) /* powers of two and their halves are bf16 */
+        for (int g = 0; g < G; g++) /* as small_pack rounds them */
             scales[(size_t)n * G + g] =
-                f == SMALL_E4M3 && g ? scales[(size_t)n * G]
-                                     : ldexpf(1.0f + (float)(rnd() % 2) / 2, -6 + (int)(rnd() % 3));
+                f == SMALL_E4M3 && g
+                    ? scales[(size_t)n * G]
+                    : __bfloat162float(__float2bfloat16(0.03f + 0.02f * uniform()));
         for (int k = 0; k < K; k++) {
             size_t i = (size_t)n * K + k;
             float s = scales[(size_t)n * G + k / 128];

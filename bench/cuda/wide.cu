@@ -125,6 +125,7 @@ int main(int argc, char **argv)
            p.multiProcessorCount, roof);
     for (auto &s : shapes)
         for (int f = 0; f < SMALL_FORMATS; f++) {
+            if (!strcmp(which, "tiny") && s[1] != 768) continue;
             weight w = make_weight((small_format)f, s[0], s[1]);
             for (int M : counts) {
                 if (!strcmp(which, "small") ? M > 128 : !strcmp(which, "big") && M < 128) continue;
@@ -135,6 +136,9 @@ int main(int argc, char **argv)
                             wide_plan plan = {tokens, groups, split};
                             if (!wide_has((small_format)f, plan, s[1])) continue;
                             if (tokens >= 32 && M <= tokens / 2) continue;
+                            if (M <= 64 && tokens < M &&
+                                wide_has((small_format)f, {2 * tokens, groups, split}, s[1]))
+                                continue;
                             if (M > 64 && (tokens < 64 || split > 1)) continue;
                             bad += one(w, o, plan, roof, st);
                             n++;

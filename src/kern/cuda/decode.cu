@@ -1,5 +1,5 @@
 /* Instances of decode.cuh and the choice of runs: enough blocks to fill the chip, none with less
- * than a page a warp; up to eight runs are a cluster where so many clusters fit. */
+ * than a page a warp; up to sixteen runs are a cluster where so many clusters fit. */
 #include "kern/cuda/decode.h"
 #include "kern/cuda/decode.cuh"
 #include <math.h>
@@ -21,7 +21,8 @@ typedef struct entry {
     }
 #define ALL(KV, V, D, WARPS, STAGES)                                                               \
     ROW(KV, V, D, WARPS, STAGES, 1), ROW(KV, V, D, WARPS, STAGES, 2),                              \
-        ROW(KV, V, D, WARPS, STAGES, 4), ROW(KV, V, D, WARPS, STAGES, 8)
+        ROW(KV, V, D, WARPS, STAGES, 4), ROW(KV, V, D, WARPS, STAGES, 8),                          \
+        ROW(KV, V, D, WARPS, STAGES, 16)
 static const entry entries[] = {
     ALL(DECODE_BF16, kv_bf16, 64, 8, 2),
     ALL(DECODE_BF16, kv_bf16, 128, 8, 1),
@@ -105,7 +106,7 @@ extern "C" const char *decode_run(const decode_call *c)
     cfg.blockDim = dim3((unsigned)e->warps * 32);
     cfg.dynamicSmemBytes = e->smem;
     cfg.attrs = at;
-    for (int cluster = 8; cluster > 1; cluster /= 2) {
+    for (int cluster = 16; cluster > 1; cluster /= 2) {
         if (runs < cluster || runs >= 2 * cluster) continue;
         const entry *x = find(c->kv, c->D, cluster);
         at[0].id = cudaLaunchAttributeClusterDimension;
@@ -115,6 +116,8 @@ extern "C" const char *decode_run(const decode_call *c)
         cfg.gridDim = dim3((unsigned)cluster, (unsigned)c->Hk, (unsigned)c->B);
         rc = cudaFuncSetAttribute(x->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   (int)x->smem);
+        if (rc == cudaSuccess && cluster > 8) /* more than every device promises */
+            rc = cudaFuncSetAttribute(x->kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
         if (rc == cudaSuccess) rc = cudaOccupancyMaxActiveClusters(&fit, x->kernel, &cfg);
         if (rc != cudaSuccess) return cudaGetErrorString(rc);
         if (fit < c->B * c->Hk) cfg.numAttrs = 0; /* a second wave costs more than it gives */

@@ -191,38 +191,47 @@ static __device__ __forceinline__ void decode_merge(decode_state<D> &st, float *
     }
 }
 
-/* The runs of a head, added up in their order. */
+/* The runs of a head, added up in their order. Every load that a thread needs is on its way before
+ * the first is used: the block is alone and has nothing to do but wait. */
 template <class V, int D, int WARPS>
-static __device__ __forceinline__ void decode_runs(const decode_args &p, float *factor,
-                                                   int64_t head)
+static __device__ __forceinline__ void decode_runs(const decode_args &p, float *smem, int64_t head)
 {
+    constexpr int ahead = 16;
     const float *all = p.part + head * p.runs * p.G * (D + 2);
-    /* factor[k][g]: what run k counts for */
-    for (int i = threadIdx.x; i < p.runs * p.G; i += WARPS * 32)
-        factor[i] = __ldcg(all + (int64_t)i * (D + 2) + D);
-    __syncthreads();
-    if (threadIdx.x < p.G) {
-        float m = -INFINITY, sum = 0;
-        for (int k = 0; k < p.runs; k++)
-            m = fmaxf(m, factor[k * p.G + threadIdx.x]);
-        for (int k = 0; k < p.runs; k++)
-            factor[k * p.G + threadIdx.x] = exp2f(factor[k * p.G + threadIdx.x] - m);
-#pragma unroll 8
-        for (int k = 0; k < p.runs; k++)
-            sum += factor[k * p.G + threadIdx.x] *
-                   __ldcg(all + (int64_t)(k * p.G + threadIdx.x) * (D + 2) + D + 1);
-        float up = sum > 0 ? p.out_scale * V::v_up / sum : 0;
-        for (int k = 0; k < p.runs; k++)
-            factor[k * p.G + threadIdx.x] *= up;
+    const int rows = p.runs * p.G;
+    float *maxs = smem, *sums = smem + rows, o[ahead]; /* [runs][G] */
+    auto take = [&](int i, int first) {                /* output i of the next runs */
+#pragma unroll
+                                        for (int k = 0; k < ahead; k++)
+                                            if (i < p.G * D && first + k < p.runs)
+                                                o[k] = __ldcg(all +
+                                                              ((int64_t)(first + k) * p.G + i / D) *
+                                                                  (D + 2) +
+                                                              i % D);
+    };
+    take(threadIdx.x, 0);
+    for (int i = threadIdx.x; i < rows; i += WARPS * 32) {
+        maxs[i] = __ldcg(all + (int64_t)i * (D + 2) + D);
+        sums[i] = __ldcg(all + (int64_t)i * (D + 2) + D + 1);
     }
     __syncthreads();
     for (int i = threadIdx.x; i < p.G * D; i += WARPS * 32) {
-        int g = i / D;
-        float o = 0;
-#pragma unroll 8
+        float m = -INFINITY, sum = 0, total = 0;
         for (int k = 0; k < p.runs; k++)
-            o += factor[k * p.G + g] * __ldcg(all + (int64_t)(k * p.G + g) * (D + 2) + i % D);
-        p.out[head * p.G * D + i] = o;
+            m = fmaxf(m, maxs[k * p.G + i / D]);
+        for (int first = 0; first < p.runs; first += ahead) {
+#pragma unroll
+            for (int k = 0; k < ahead; k++) {
+                if (first + k >= p.runs) break;
+                const int row = (first + k) * p.G + i / D;
+                const float f = exp2f(maxs[row] - m);
+                sum += f * sums[row];
+                total += f * o[k];
+            }
+            take(i, first + ahead);
+        }
+        p.out[head * p.G * D + i] = sum > 0 ? total * p.out_scale * V::v_up / sum : 0;
+        take(i + WARPS * 32, 0);
     }
 }
 
@@ -233,7 +242,9 @@ static __device__ __forceinline__ void decode_cluster(const decode_args &p, cons
 {
     ptx_cluster_arrive();
     ptx_cluster_wait();
-    for (int i = rank * WARPS * 32 + threadIdx.x; i < p.G * D; i += CLUSTER * WARPS * 32) {
+    const int share = (p.G * D + CLUSTER - 1) / CLUSTER, first = (int)rank * share;
+    const int end = first + share < p.G * D ? first + share : p.G * D;
+    for (int i = first + threadIdx.x; i < end; i += WARPS * 32) {
         const uint32_t row = ptx_smem(mine + i / D * (D + 2));
         float max[CLUSTER], m = -INFINITY, sum = 0, o = 0;
 #pragma unroll

@@ -27,10 +27,10 @@ struct w_int4 {
     static constexpr int block_bytes = 512, unit_bytes = 1024 + 32;
     static constexpr bool scaled = true, grouped = true;
     static constexpr float offset = 136.0f; /* 128 of the trick and the zero, 8 */
-    /* Four k16 steps of A. */
-    static __device__ __forceinline__ void block(uint32_t at, int lane, uint32_t a[4][4])
+    /* Four k16 steps of A; at: of the block, plus 16 a lane. */
+    static __device__ __forceinline__ void block(uint32_t at, uint32_t a[4][4])
     {
-        uint4 v = ptx_lds128(at + (uint32_t)lane * 16);
+        uint4 v = ptx_lds128(at);
         const uint32_t w[4] = {v.x, v.z, v.y, v.w}; /* rows r, r+8 of columns 0-7, then of 8-15 */
 #pragma unroll
         for (int s = 0; s < 4; s++)
@@ -43,10 +43,9 @@ struct w_e4m3 { /* per-row scale, the same in every unit; 2^120 of the exponents
     static constexpr int block_bytes = 1024, unit_bytes = 2048 + 32;
     static constexpr bool scaled = true, grouped = false;
     static constexpr float offset = 0;
-    static __device__ __forceinline__ void block(uint32_t at, int lane, uint32_t a[4][4])
+    static __device__ __forceinline__ void block(uint32_t at, uint32_t a[4][4])
     {
-        uint4 lo = ptx_lds128(at + (uint32_t)lane * 16),
-              hi = ptx_lds128(at + 512 + (uint32_t)lane * 16);
+        uint4 lo = ptx_lds128(at), hi = ptx_lds128(at + 512);
         const uint32_t r0[4] = {lo.x, lo.y, lo.z, lo.w}, r1[4] = {hi.x, hi.y, hi.z, hi.w};
 #pragma unroll
         for (int s = 0; s < 4; s++) {
@@ -66,11 +65,11 @@ struct w_bf16 {
     static constexpr int block_bytes = 2048, unit_bytes = 4096;
     static constexpr bool scaled = false, grouped = false;
     static constexpr float offset = 0;
-    static __device__ __forceinline__ void block(uint32_t at, int lane, uint32_t a[4][4])
+    static __device__ __forceinline__ void block(uint32_t at, uint32_t a[4][4])
     {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            uint4 v = ptx_lds128(at + (uint32_t)(i * 512 + lane * 16));
+            uint4 v = ptx_lds128(at + (uint32_t)(i * 512));
             a[0][i] = v.x, a[1][i] = v.y, a[2][i] = v.z, a[3][i] = v.w;
         }
     }

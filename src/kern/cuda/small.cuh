@@ -85,7 +85,7 @@ static __device__ __forceinline__ void small_unit(uint32_t unit, const small_x &
 #pragma unroll
     for (int b = 0; b < 2; b++) {
         uint32_t a[4][4];
-        W::block(unit + b * W::block_bytes, lane, a);
+        W::block(unit + b * W::block_bytes + (uint32_t)lane * 16, a);
         ptx_mma_bf16(acc[b], a[0], x.v[b][0].x, x.v[b][1].x);
         ptx_mma_bf16(acc[b], a[1], x.v[b][0].y, x.v[b][1].y);
         ptx_mma_bf16(acc[b], a[2], x.v[b][0].z, x.v[b][1].z);
@@ -153,8 +153,7 @@ small_finish(const small_args &p, const float *parts, const float *far_sums, sma
             for (int w = 0; w < C::warps; w++)
                 if (i < S::tile_floats) sum[k] += part[w * S::tile_floats + i];
         }
-        __syncwarp();
-        if (lane == 0) ptx_mbar_arrive(bar.sum_empty + d * 8);
+        ptx_mbar_arrive(bar.sum_empty + d * 8);
         if (C::split > 1 && rank != 0) {
             ptx_mbar_wait(bar.far_empty + d * 8, parity ^ 1);
 #pragma unroll
@@ -230,7 +229,7 @@ small_multiply(const small_args &p, float *parts, __nv_bfloat16 *xs, uint32_t ri
             if (m < p.M) v = *(const uint4 *)(p.x + m * p.ldx + unit0 * SMALL_UNIT_K + k);
             *(uint4 *)(xs + m * stride + k) = v;
         }
-        asm volatile("bar.sync 1, %0;" ::"n"(C::warps * 32));
+        asm volatile("bar.sync 1, %0;" ::"n"(C::warps * 32) : "memory");
         row = xs + (live ? lane / 4 : 0) * stride + (lane % 4) * 16;
     }
 
@@ -249,8 +248,7 @@ small_multiply(const small_args &p, float *parts, __nv_bfloat16 *xs, uint32_t ri
                         small_unit<W>(ring + stage * S::stage_bytes +
                                           (warp * C::upw + j) * W::unit_bytes,
                                       keep[c * C::upw + j], koff[c * C::upw + j], lane, tot);
-                __syncwarp();
-                if (lane == 0) ptx_mbar_arrive(bar.empty + stage * 8);
+                ptx_mbar_arrive(bar.empty + stage * 8);
                 if (++stage == C::stages) stage = 0, parity ^= 1;
             }
         } else {
@@ -268,8 +266,7 @@ small_multiply(const small_args &p, float *parts, __nv_bfloat16 *xs, uint32_t ri
                                       x, off, lane, tot);
                     }
                 }
-                __syncwarp();
-                if (lane == 0) ptx_mbar_arrive(bar.empty + stage * 8);
+                ptx_mbar_arrive(bar.empty + stage * 8);
                 if (++stage == C::stages) stage = 0, parity ^= 1;
             }
         }
@@ -280,8 +277,7 @@ small_multiply(const small_args &p, float *parts, __nv_bfloat16 *xs, uint32_t ri
         if (k < M) my[k * SMALL_ROWS + r] = tot[0], my[k * SMALL_ROWS + r + 8] = tot[2];
         if (k + 1 < M)
             my[(k + 1) * SMALL_ROWS + r] = tot[1], my[(k + 1) * SMALL_ROWS + r + 8] = tot[3];
-        __syncwarp();
-        if (lane == 0) ptx_mbar_arrive(bar.sum_full + d * 8);
+        ptx_mbar_arrive(bar.sum_full + d * 8);
     }
 }
 
@@ -310,11 +306,11 @@ __global__ void __launch_bounds__(C::threads, 1) small_kernel(const small_args p
     if (threadIdx.x == 0) {
         for (int i = 0; i < C::stages; i++) {
             ptx_mbar_init(bar.full + i * 8, 1);
-            ptx_mbar_init(bar.empty + i * 8, C::warps);
+            ptx_mbar_init(bar.empty + i * 8, C::warps * 32);
         }
         for (int i = 0; i < C::sums; i++) {
-            ptx_mbar_init(bar.sum_full + i * 8, C::warps);
-            ptx_mbar_init(bar.sum_empty + i * 8, 1);
+            ptx_mbar_init(bar.sum_full + i * 8, C::warps * 32);
+            ptx_mbar_init(bar.sum_empty + i * 8, 32);
             ptx_mbar_init(bar.far_full + i * 8, 1);
             ptx_mbar_init(bar.far_empty + i * 8, 1);
         }

@@ -82,34 +82,73 @@ static __device__ __forceinline__ void wide_ask(const wide_args &p, const wide_a
                   bytes, bar.full + place * 8);
 }
 
-template <class W>
-static __device__ __forceinline__ void wide_copy(uint32_t to, const uint8_t *from, int lane)
-{
-    constexpr int pieces = W::unit_bytes / 16;
+/* One warp's stream of its tile's units: they come by copies that each lane asks for itself and are
+ * read one after the other. Addresses have 16 a lane added and stay in registers: recomputing them
+ * for every unit cost a third of all instructions. */
+template <class W, class C> struct wide_stream {
+    const uint8_t *from; /* the next unit to ask for */
+    uint32_t start, to, at,
+        scale; /* the ring; where it goes; the unit that is read; its scales - at */
+    int left;  /* units to ask for */
+    bool tail; /* this lane copies a last piece too */
+
+    static constexpr int pieces = W::unit_bytes / 16;
+    static constexpr uint32_t ring = (uint32_t)(C::ws * W::unit_bytes);
+
+    __device__ __forceinline__ wide_stream(const uint8_t *src, uint32_t place, int units, int lane)
+    {
+        from = src + lane * 16;
+        start = place + (uint32_t)lane * 16;
+        scale = (uint32_t)(2 * W::block_bytes + lane / 4 * 2 - lane * 16);
+        int last = lane < pieces % 32;
+        asm volatile("" : "+r"(start), "+r"(scale), "+r"(last)); /* keep, do not recompute */
+        to = at = start;
+        left = units;
+        tail = last;
+    }
+    static __device__ __forceinline__ uint32_t after(uint32_t place, uint32_t first)
+    {
+        place += W::unit_bytes;
+        return place == first + ring ? first : place;
+    }
+    __device__ __forceinline__ void ask()
+    {
+        if (left > 0) {
 #pragma unroll
-    for (int i = 0; i < (pieces + 31) / 32; i++)
-        if (i * 32 + lane < pieces)
-            ptx_copy16(to + (uint32_t)(i * 32 + lane) * 16, from + (i * 32 + lane) * 16);
-}
-
-struct wide_scale { /* bits of bf16: rows l/4, l/4+8 */
-    uint32_t r0, r8;
+            for (int i = 0; i < pieces / 32; i++)
+                ptx_copy16(to + i * 512, from + i * 512);
+            if (pieces % 32 && tail) ptx_copy16(to + pieces / 32 * 512, from + pieces / 32 * 512);
+            from += W::unit_bytes;
+            to = after(to, start);
+            left--;
+        }
+        ptx_copy_commit();
+    }
+    /* The oldest unit that was asked for is there. */
+    __device__ __forceinline__ void wait() const
+    {
+        ptx_copy_wait<C::ws - 2>();
+        __syncwarp();
+    }
+    __device__ __forceinline__ void next()
+    {
+        at = after(at, start);
+    }
+    /* Bits of bf16: rows l/4, l/4+8. */
+    __device__ __forceinline__ void scales(uint32_t s[2]) const
+    {
+        s[0] = s[1] = 0x3f80;
+        if (W::scaled) s[0] = ptx_lds16(at + scale), s[1] = ptx_lds16(at + scale + 16);
+    }
 };
-
-template <class W> static __device__ __forceinline__ wide_scale wide_scales(uint32_t unit, int lane)
-{
-    if (!W::scaled) return {0x3f80, 0x3f80};
-    uint32_t at = unit + 2 * W::block_bytes + (uint32_t)(lane / 4) * 2;
-    return {ptx_lds16(at), ptx_lds16(at + 16)};
-}
 
 /* A of 64 columns, as values of bf16. */
 template <class W, bool SCALE>
-static __device__ __forceinline__ void wide_widen(uint32_t unit, int b, int lane, wide_scale s,
+static __device__ __forceinline__ void wide_widen(uint32_t block, const uint32_t s[2],
                                                   uint32_t a[4][4])
 {
-    W::block(unit + (uint32_t)(b * W::block_bytes), lane, a);
-    const uint32_t by[2] = {s.r0 * 0x10001u, s.r8 * 0x10001u};
+    W::block(block, a);
+    const uint32_t by[2] = {s[0] * 0x10001u, s[1] * 0x10001u};
 #pragma unroll
     for (int k = 0; k < 4; k++)
 #pragma unroll
@@ -138,32 +177,25 @@ wide_multiply(const wide_args &p, const wide_at &at, uint32_t xring, uint32_t wr
 {
     typedef wide_shape<W, C> S;
     const bool live = tile < at.tiles;
-    const uint8_t *src =
-        p.w +
-        ((int64_t)(at.tile0 + (live ? tile : 0)) * (p.K / SMALL_UNIT_K) + at.unit0) * W::unit_bytes;
-    auto fetch = [&](int u, int slot) {
-        if (live && u < at.units)
-            wide_copy<W>(wring + (uint32_t)(slot * W::unit_bytes), src + (int64_t)u * W::unit_bytes,
-                         lane);
-        ptx_copy_commit();
-    };
+    wide_stream<W, C> in(
+        p.w + ((int64_t)(at.tile0 + (live ? tile : 0)) * (p.K / SMALL_UNIT_K) + at.unit0) *
+                  W::unit_bytes,
+        wring, live ? at.units : 0, lane);
     for (int i = 0; i < C::ws - 1; i++)
-        fetch(i, i);
-    uint32_t a0[4][4] = {}, a1[4][4] = {};
+        in.ask();
+    uint32_t a0[4][4] = {}, a1[4][4] = {}, scale[2] = {0, 0};
     float group[S::apart ? C::tokens / 2 : 1];
-    wide_scale scale = {0, 0};
     const bool asks = threadIdx.x == 0; /* for x, which the kernel before may have made */
     ptx_pdl_wait();
     ptx_pdl_go();
     for (int i = 0; asks && i < C::xs; i++)
         wide_ask<C>(p, at, xring, bar, i);
-    ptx_copy_wait<C::ws - 2>();
-    __syncwarp();
+    in.wait();
     if (live) {
-        scale = wide_scales<W>(wring, lane);
-        wide_widen<W, S::in_weights>(wring, 0, lane, scale, a0);
+        in.scales(scale);
+        wide_widen<W, S::in_weights>(in.at, scale, a0);
     }
-    int slot = 0, before = C::ws - 1, stage = 0, parity = 0, in_stage = 0;
+    int stage = 0, parity = 0, in_stage = 0;
     for (int u = 0; u < at.units; u++) {
         if (in_stage == 0) {
             /* Two stages back, so that nobody waits for the last warp of the block. */
@@ -173,31 +205,27 @@ wide_multiply(const wide_args &p, const wide_at &at, uint32_t xring, uint32_t wr
         }
         const uint64_t x =
             ptx_wg_operand(xring + (uint32_t)((stage * C::xu + in_stage) * C::unit_bytes));
-        const uint32_t unit = wring + (uint32_t)(slot * W::unit_bytes);
         if constexpr (S::apart)
             wide_four<C::tokens>(group, a0, x, 0);
         else {
-            wide_four<C::tokens>(tot, a0, x, u > 0);
+            wide_four<C::tokens>(tot, a0, x, 1);
             ptx_wg_wait<1>(); /* the unit before is done */
             if (u > 0 && in_stage == 0 && lane == 0)
                 ptx_mbar_arrive(bar.empty + (stage ? stage - 1 : C::xs - 1) * 8);
         }
-        if (live) wide_widen<W, S::in_weights>(unit, 1, lane, scale, a1);
+        if (live) wide_widen<W, S::in_weights>(in.at + W::block_bytes, scale, a1);
         if constexpr (S::apart)
             wide_four<C::tokens>(group, a1, x + C::block_bytes / 16, 1);
         else
             wide_four<C::tokens>(tot, a1, x + C::block_bytes / 16, 1);
-        const float s0 = ptx_bf16_f32(scale.r0), s8 = ptx_bf16_f32(scale.r8);
-        fetch(u + C::ws - 1, before); /* the place of the unit before */
-        before = slot;
-        if (++slot == C::ws) slot = 0;
-        ptx_copy_wait<C::ws - 2>();
-        __syncwarp();
+        const float s0 = ptx_bf16_f32(scale[0]), s8 = ptx_bf16_f32(scale[1]);
+        in.ask(); /* into the place of the unit before */
+        in.wait();
+        in.next();
         ptx_wg_wait<1>();
         if (live && u + 1 < at.units) {
-            const uint32_t next = wring + (uint32_t)(slot * W::unit_bytes);
-            scale = wide_scales<W>(next, lane);
-            wide_widen<W, S::in_weights>(next, 0, lane, scale, a0);
+            in.scales(scale);
+            wide_widen<W, S::in_weights>(in.at, scale, a0);
         }
         if constexpr (S::apart) {
             ptx_wg_wait<0>();
@@ -215,7 +243,7 @@ wide_multiply(const wide_args &p, const wide_at &at, uint32_t xring, uint32_t wr
     if (W::scaled && !W::grouped)
 #pragma unroll
         for (int i = 0; i < C::tokens / 2; i++)
-            tot[i] *= ptx_bf16_f32(i & 2 ? scale.r8 : scale.r0);
+            tot[i] *= ptx_bf16_f32(scale[i / 2 % 2]);
 }
 
 /* Four rows of a token, added up over the blocks of the cluster. */
