@@ -30,10 +30,10 @@ MESSAGES = [{"role": "user", "content": Q}]
 class Server:
     """A running server; the log is kept for the case that it dies."""
 
-    def __init__(self, *args, key=None, model=MODEL):
+    def __init__(self, *args, key=None, model=None):
         self.log = tempfile.TemporaryFile("w+")
         self.key = key
-        cmd = [TARE, "serve", model, "--port", "0", *args]
+        cmd = [TARE, "serve", model or MODEL, "--port", "0", *args]
         self.p = subprocess.Popen(cmd, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
         for line in self.p.stderr:
             self.log.write(line)
