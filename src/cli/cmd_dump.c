@@ -3,7 +3,9 @@
  * layer. Rows are collected by request; the file is written at the end, whole or not at all. */
 #include "cli/options.h"
 #include "base/file.h"
+#include "base/log.h"
 #include "ckpt/safetensors.h"
+#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -125,6 +127,19 @@ static int run_one(engine *en, dump_seq *s, bool layers, err *e)
     return 0;
 }
 
+/* Numbers that are none are written as they are, and said. */
+static void warn_not_finite(const dump_seq *seqs, int n)
+{
+    int64_t bad = 0;
+    for (int i = 0; i < n; i++)
+        for (int64_t k = 0; k < (int64_t)seqs[i].in.n * seqs[i].vocab; k++)
+            bad += !isfinite(seqs[i].logits[k]);
+    if (bad)
+        log_warn("%lld logits are not finite: weights, scales or factors of this checkpoint are "
+                 "out of range",
+                 (long long)bad);
+}
+
 static int write_file(const char *path, dump_seq *seqs, int n, err *e)
 {
     int rc = 0;
@@ -183,6 +198,7 @@ int cmd_dump(const opts *o, err *e)
             goto out;
         }
     }
+    warn_not_finite(seqs, n);
     TRY(write_file(o->v[OPT_out].s, seqs, n, e));
     if (o->v[OPT_json].given) {
         buf b = {0};

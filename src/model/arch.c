@@ -260,6 +260,30 @@ static void llama_block(arch_model *m)
     m->logit_scale = m->embed_scale = m->residual_scale = 1.0f;
 }
 
+/* Factors of streams and scores: none that wipes out or turns round what it scales. */
+static int check_factors(const arch_model *m, err *e)
+{
+    const struct {
+        const char *what;
+        float value;
+        bool may_be_0;
+    } rows[] = {
+        {"the factor of attention scores", m->attn_scale, false},
+        {"the factor of embeddings", m->embed_scale, false},
+        {"the factor of residual adds", m->residual_scale, false},
+        {"the factor of logits", m->logit_scale, false},
+        {"the factor of experts (routed_scaling_factor)", m->moe.E ? m->moe.scale : 1.0f, false},
+        {"the cap of attention scores (attn_logit_softcapping)", m->attn_softcap, true},
+        {"the cap of logits (final_logit_softcapping)", m->logit_softcap, true}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (!(rows[i].value >= 0 && rows[i].value < 1e9f) ||
+            (!rows[i].may_be_0 && rows[i].value == 0))
+            return err_set(e, ERR_VALUE, "%s: %s is %g; expected a number above 0%s and below 1e9",
+                           m->cfg->where, rows[i].what, (double)rows[i].value,
+                           rows[i].may_be_0 ? ", or 0 for none," : "");
+    return 0;
+}
+
 /* Sizes that must fit one another whatever the family. */
 static int check_common(const arch_model *m, err *e)
 {
@@ -415,6 +439,7 @@ int arch_open(arch_model **out, const ckpt_config *c, const ckpt *files, err *e)
     TRY(m->row->describe(m, e));
     if (m->attn_scale <= 0) m->attn_scale = 1.0f / sqrtf((float)m->D);
     TRY(check_common(m, e));
+    TRY(check_factors(m, e));
     look_for_prefix(m, files);
     look_at_files(m, files);
     *out = m;
