@@ -336,7 +336,9 @@ static void softmax_row(const attn_tile *t, int r, int lo, int hi, int Vp)
     for (int i = 16; i < TILE_T; i += 16)
         m = v_max(v_load(s + i), m);
     float top = v_hmax(m);
-    if (!(top > -INFINITY)) {
+    if (!(top > -INFINITY)) { /* no key is seen, or only scores that are no numbers */
+        for (int i = lo; i < hi; i++)
+            if (isnan(s[i])) t->sum[r] = NAN;
         memset(s, 0, TILE_T * sizeof *s);
         return;
     }
@@ -467,7 +469,7 @@ static void finish_item(const attn_job *j, const attn_item *it, const attn_tile 
         return;
     }
     for (int r = 0; r < rows; r++) {
-        float *out = out_row(j, it, r), inv = t->sum[r] > 0 ? 1.0f / t->sum[r] : 0.0f;
+        float *out = out_row(j, it, r), inv = t->sum[r] != 0 ? 1.0f / t->sum[r] : 0.0f;
         for (int d = 0; d < j->Dv; d++)
             out[d] = t->acc[r * Vp + d] * inv;
     }
@@ -495,7 +497,7 @@ static void merge_item(const attn_job *j, int index)
             for (int d = 0; d < Dv; d++)
                 out[d] += w * p[2 * rows + r * j->Vp + d];
         }
-        for (int d = 0; d < Dv && sum > 0; d++)
+        for (int d = 0; d < Dv && sum != 0; d++)
             out[d] /= sum;
     }
 }

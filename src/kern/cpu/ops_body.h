@@ -164,17 +164,17 @@ INLINE vf v_activate(const kern_glu a, vf x)
         t = v_fma(v_mul(v_mul(x, x), x), v_set1(0.044715f), x);
         return v_div(x, v_add(one, v_exp(v_mul(t, v_set1(-2 * 0.7978845608028654f)))));
     case KERN_RELU2:
-        t = v_max(x, v_zero());
+        t = v_max(v_zero(), x);
         return v_mul(t, t);
     case KERN_SWIGLU_OAI:
-        x = v_min(x, v_set1(7.0f));
+        x = v_min(v_set1(7.0f), x);
         return v_mul(x, v_sigmoid(v_mul(x, v_set1(1.702f))));
     case KERN_QUICK_GELU:
         return v_mul(x, v_sigmoid(v_mul(x, v_set1(1.702f))));
     case KERN_GELU:
         return v_gelu(x);
     default:
-        return v_max(x, v_zero());
+        return v_max(v_zero(), x);
     }
 }
 
@@ -184,7 +184,7 @@ INLINE void glu_rows(const kern_glu a, const float *g, const float *u, int64_t n
         int c = n - i < 16 ? (int)(n - i) : 16;
         vf y = v_activate(a, v_load_n(g + i, c)), up = u ? v_load_n(u + i, c) : v_set1(1.0f);
         if (u && a == KERN_SWIGLU_OAI)
-            up = v_add(v_max(v_min(up, v_set1(7.0f)), v_set1(-7.0f)), v_set1(1.0f));
+            up = v_add(v_max(v_set1(-7.0f), v_min(v_set1(7.0f), up)), v_set1(1.0f));
         v_store_n(out + i, v_mul(y, up), c);
     }
 }

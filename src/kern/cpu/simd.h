@@ -454,7 +454,7 @@ INLINE void v_store_n(float *p, vf v, int n)
 INLINE vf v_exp(vf x)
 {
     vf hi = v_set1(88.7f), lo = v_set1(-87.3f);
-    vf c = v_max(v_min(x, hi), lo);
+    vf c = v_max(lo, v_min(hi, x)); /* the second operand wins where one is NaN: it stays */
     vf n = v_rint(v_mul(c, v_set1(1.44269504088896341f)));
     vf r = v_fnma(n, v_set1(0.693359375f), c);
     r = v_fnma(n, v_set1(-2.12194440e-4f), r);

@@ -104,9 +104,9 @@ static float activate(kern_glu a, float x)
     case KERN_GELU:
         return 0.5f * x * (1.0f + erff(x * 0.70710678f));
     case KERN_RELU:
-        return x > 0 ? x : 0;
+        return x < 0 ? 0 : x;
     case KERN_RELU2:
-        return x > 0 ? x * x : 0;
+        return x < 0 ? 0 : x * x;
     case KERN_QUICK_GELU:
         return x / (1.0f + expf(-1.702f * x));
     case KERN_SWIGLU_OAI:
@@ -124,11 +124,15 @@ static void act(kern_glu a, const float *x, int64_t n, float *out)
         out[i] = activate(a, x[i]);
 }
 
+static float clamp7(float x) /* keeps NaN */
+{
+    return x < -7.0f ? -7.0f : x > 7.0f ? 7.0f : x;
+}
+
 static void glu(kern_glu a, const float *g, const float *u, int64_t n, float *out)
 {
     for (int64_t i = 0; i < n; i++)
-        out[i] = activate(a, g[i]) *
-                 (a == KERN_SWIGLU_OAI ? fminf(fmaxf(u[i], -7.0f), 7.0f) + 1.0f : u[i]);
+        out[i] = activate(a, g[i]) * (a == KERN_SWIGLU_OAI ? clamp7(u[i]) + 1.0f : u[i]);
 }
 
 static void round_fp8(float *v, int64_t n, float scale, float max, float mul)
