@@ -278,7 +278,7 @@ static int format_float(jrun *r, buf *b, double f, const spec *x)
 static int format_int(jrun *r, buf *b, jv v, const spec *x)
 {
     char type = x->type ? x->type : 'd', enc[4];
-    size_t n;
+    size_t n = 0;
     if (x->type && strchr("eEfFgG%", x->type)) {
         if (v.t == J_BIG) return j_limit(r, "integers beyond 64 bits are written in decimal only");
         return format_float(r, b, (double)whole(v), x);
@@ -610,7 +610,7 @@ static int percent_int(percent *x, jv v, buf *text)
 static int percent_text(percent *x, jv v, buf *text, bool *numeric)
 {
     char enc[4];
-    size_t n;
+    size_t n = 0;
     int rc = 0;
     jv s;
     *numeric = true;
