@@ -1,0 +1,99 @@
+/* What plain kernels are written with, so that the same source is compiled by nvcc for the GPU and
+ * by a C++ compiler for tests on a CPU (TARE_EMULATED; kern/cuda/emulate.h). Plain kernels use no
+ * inline assembly and nothing of CUDA beyond: threadIdx, blockIdx, blockDim, gridDim, __shared__
+ * arrays of fixed size, SMEM below, __syncthreads, __syncwarp, the __shfl_*_sync and __any_sync
+ * family, atomicAdd, and the math functions of C.
+ *
+ * Reductions here: warp_sum, warp_max, block_sum, block_max (every thread gets the result; NaN
+ * stays NaN). */
+#ifndef KERN_CUDA_PORT_CUH
+#define KERN_CUDA_PORT_CUH
+#ifdef TARE_EMULATED
+#include "kern/cuda/emulate.h"
+#else
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+/* Dynamic shared memory of the block. */
+#define SMEM(type, name)                                                                           \
+    extern __shared__ __align__(16) unsigned char smem_bytes_[];                                   \
+    type *name = reinterpret_cast<type *>(smem_bytes_)
+/* Why it was not launched, or NULL. */
+#define LAUNCH(kernel, grid, block, smem, stream, ...)                                             \
+    (kernel<<<(grid), (block), (smem), (cudaStream_t)(stream)>>>(__VA_ARGS__), launch_error())
+static inline const char *launch_error(void)
+{
+    cudaError_t rc = cudaGetLastError();
+    return rc == cudaSuccess ? NULL : cudaGetErrorString(rc);
+}
+#endif
+#include "kern/cuda/api.h"
+
+/* Bit patterns, so that no half or bf16 type is needed where it is emulated. */
+static __device__ __forceinline__ float bits_f32(uint32_t u)
+{
+    return __uint_as_float(u);
+}
+static __device__ __forceinline__ float bf16_f32(uint16_t h)
+{
+    return bits_f32((uint32_t)h << 16);
+}
+static __device__ __forceinline__ uint16_t f32_bf16(float f) /* to nearest even; NaN stays NaN */
+{
+    uint32_t u = __float_as_uint(f);
+    if ((u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(u >> 16 | 64);
+    return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+
+/* Lane i of activations. */
+static __device__ __forceinline__ float lane(gpu_x x, int64_t i)
+{
+    return x.type == GPU_F32 ? ((const float *)x.p)[i] : bf16_f32(((const uint16_t *)x.p)[i]);
+}
+static __device__ __forceinline__ void put_lane(gpu_x x, int64_t i, float v)
+{
+    if (x.type == GPU_F32)
+        ((float *)x.p)[i] = v;
+    else
+        ((uint16_t *)x.p)[i] = f32_bf16(v);
+}
+
+static __device__ __forceinline__ float max_nan(float a, float b)
+{
+    return a != a ? a : b != b ? b : a > b ? a : b;
+}
+static __device__ __forceinline__ float warp_sum(float v)
+{
+    for (int i = 16; i; i >>= 1)
+        v += __shfl_xor_sync(0xffffffffu, v, i);
+    return v;
+}
+static __device__ __forceinline__ float warp_max(float v)
+{
+    for (int i = 16; i; i >>= 1)
+        v = max_nan(v, __shfl_xor_sync(0xffffffffu, v, i));
+    return v;
+}
+/* blockDim.x a multiple of 32, at most 1024; all threads take part. */
+static __device__ __forceinline__ float block_reduce(float v, bool max)
+{
+    __shared__ float part[32];
+    int warp = (int)threadIdx.x / 32, n = (int)blockDim.x / 32;
+    v = max ? warp_max(v) : warp_sum(v);
+    __syncthreads(); /* part may still be read */
+    if (threadIdx.x % 32 == 0) part[warp] = v;
+    __syncthreads();
+    float r = part[0];
+    for (int i = 1; i < n; i++)
+        r = max ? max_nan(r, part[i]) : r + part[i];
+    return r;
+}
+static __device__ __forceinline__ float block_sum(float v)
+{
+    return block_reduce(v, false);
+}
+static __device__ __forceinline__ float block_max(float v)
+{
+    return block_reduce(v, true);
+}
+#endif
