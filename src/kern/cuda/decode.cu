@@ -45,10 +45,7 @@ extern "C" size_t decode_head_bytes(decode_kv kv, int D)
 
 extern "C" size_t decode_place(decode_kv kv, int D, int which, int t, int d)
 {
-    int turn = kv == DECODE_BF16 ? kv_bf16::turn : kv_e4m3::turn;
-    if (!which) return (size_t)(t * D + ((d / 8) ^ (4 * (t & turn))) * 8 + d % 8);
-    int at = 8 * (t % 8 / 2) + 4 * (t / 16) + 2 * (t / 8 % 2) + t % 2;
-    return (size_t)(DECODE_PAGE * D + d * DECODE_PAGE + at);
+    return kv_place(kv == DECODE_BF16 ? 2 : 1, D, which, t, d);
 }
 
 extern "C" float decode_q_scale(decode_kv kv, float softmax_scale, float k_scale)

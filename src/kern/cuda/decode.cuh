@@ -10,19 +10,18 @@
  * O = V^T p: rows are lanes of the head), with the query heads of the group as the 8 columns.
  *
  *   K  lane l has tokens l/4 and l/4+8 of 16, of them columns 32i + 8(l%4) .. +7 (16 bytes of bf16,
- *      8 of fp8): any order of columns will do, q is taken in the same. Those eight columns, number
- *      4i + l%4 of their row, stand at place number ^ 4(t%2) (bf16) or ^ 4(t%4) (fp8) in the row of
- *      token t, so that the rows that a warp reads together lie in different banks
- *   V  token t of a page stands at place 8(t%8/2) + 4(t/16) + 2(t/8%2) + t%2, which puts what a
- * lane multiplies side by side: lane l has row l/4, places 8(l%4) .. +7
+ *      8 of fp8): any order of columns will do, q is taken in the same
+ *   V  lane l has row l/4 and of it the eight tokens at 8(l%4), which is where kv_place puts what a
+ *      lane multiplies
  *
  * fp8: codes become bf16 by shifting, 2^120 too small; for K the factor is in q's scale, for V in
  * that of the output. */
 #ifndef KERN_CUDA_DECODE_CUH
 #define KERN_CUDA_DECODE_CUH
+#include "kern/cuda/kv_place.h"
 #include "kern/cuda/ptx.cuh"
 
-#define DECODE_PAGE 32
+#define DECODE_PAGE KV_PLACE_TOKENS
 
 struct decode_args {
     const uint8_t *cache; /* page p of head h at cache + p*page_stride + h*head_bytes */
@@ -38,7 +37,7 @@ struct decode_args {
 };
 
 struct kv_bf16 {
-    static constexpr int bytes = 2, turn = 1; /* rows of K apart modulo turn + 1 */
+    static constexpr int bytes = 2;
     static constexpr float k_up = 1.0f, v_up = 1.0f;
     /* Two k16 steps of A from 8 values of row r and 8 of row r+8. */
     static __device__ __forceinline__ void take(uint32_t r0, uint32_t r8, uint32_t a[2][4])
@@ -49,7 +48,7 @@ struct kv_bf16 {
     }
 };
 struct kv_e4m3 {
-    static constexpr int bytes = 1, turn = 3;
+    static constexpr int bytes = 1;
     static constexpr float k_up = 1.329227995784916e36f, v_up = 1.329227995784916e36f; /* 2^120 */
     static __device__ __forceinline__ uint32_t low(uint32_t w) /* bytes 0, 1 */
     {
@@ -97,7 +96,7 @@ static __device__ __forceinline__ void decode_page(uint32_t at, int lane, int va
 #pragma unroll
         for (int i = 0; i < D / 32; i++) {
             uint32_t a[2][4],
-                k = row + (uint32_t)(((4 * i + c) ^ 4 * (r & V::turn)) * 8) * V::bytes;
+                k = row + (uint32_t)(((4 * i + c) ^ kv_turn(V::bytes, D, r)) * 8) * V::bytes;
             V::take(k, k + 8 * D * V::bytes, a);
             ptx_mma_bf16(s[t], a[0], q[i][0], q[i][1]);
             ptx_mma_bf16(s[t], a[1], q[i][2], q[i][3]);
