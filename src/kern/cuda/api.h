@@ -274,6 +274,59 @@ typedef struct gpu_delta_gates {
     float *g, *beta;
 } gpu_delta_gates;
 
+/* ---- fused: rows become codes -------------------------------------------------------------------
+ * Codes of rows and what they are times: lane k of row t is code * scale, by the rules of
+ * kern/act.c. e4m3: scale = amax / 448, int8: scale = amax / 127.5; x / scale to nearest even,
+ * clipped to 448 or -128..127. Zeros have scale 0 and codes 0. NaN makes the scale of its row or
+ * group NaN, also where the scale is given. */
+typedef enum gpu_code { GPU_E4M3, GPU_INT8 } gpu_code;
+typedef struct gpu_codes {
+    gpu_code code;
+    bool as_bf16; /* each code as a bf16 number instead of a byte */
+    void *p;      /* [T, K], row stride ld elements, rows aligned to 16 bytes */
+    int64_t ld;
+    int64_t group; /* lanes that share a scale: 0 = the row, else 128 */
+    float fixed;   /* > 0: the scale, given by the checkpoint */
+    float *scale;  /* of row t, group g: scale[t*scale_row + g*scale_group] */
+    int64_t scale_row, scale_group;
+} gpu_codes;
+typedef struct gpu_quant {
+    gpu_x x;
+    int64_t ld, T, K;
+    gpu_codes to;
+} gpu_quant;
+/* x += y (y.p NULL: no), out = rmsnorm(x), codes of out, which is rounded to out.type also
+ * where out.p is NULL: it is not kept then. */
+typedef struct gpu_norm_quant {
+    gpu_x x, y, out;
+    const float *w;
+    float eps;
+    int64_t T, K;
+    gpu_codes to;
+} gpu_norm_quant;
+typedef struct gpu_glu_quant { /* out = act(gate) * up, codes of out; out as in gpu_norm_quant */
+    int act;                   /* kern_glu */
+    gpu_x x, out;              /* x: gate then up, row stride ld; out: row stride ldo */
+    int64_t ld, ldo, F, T;
+    gpu_codes to;
+} gpu_glu_quant;
+/* head_rmsnorm of q and k (q_norm, k_norm NULL: none), rope of both, store of k and v: as the three
+ * operators one after the other. q_out (may be q) gets q times q_factor; k and v stay as they are.
+ */
+typedef struct gpu_rope_store {
+    gpu_x q, k, v, q_out;
+    int64_t ldq, ldk, ldv, ldo;
+    int H, Hk, D, rot_dim;
+    bool pairs, norm_by_head;
+    const float *cosv, *sinv; /* [T, rot_dim/2]; rot_dim 0: NULL */
+    const float *q_norm, *k_norm;
+    float eps, q_factor;
+    gpu_kv kv;
+    const int32_t *slot; /* [T]; negative = not stored */
+    unsigned long long *clipped;
+    int64_t T;
+} gpu_rope_store;
+
 /* ---- the table ----------------------------------------------------------------------------------
  */
 #define GPU_OPS(X)                                                                                 \
@@ -304,7 +357,11 @@ typedef struct gpu_delta_gates {
     X(attention, gpu_attention)                                                                    \
     X(conv_silu, gpu_conv)                                                                         \
     X(gated_delta, gpu_delta)                                                                      \
-    X(delta_gates, gpu_delta_gates)
+    X(delta_gates, gpu_delta_gates)                                                                \
+    X(quant, gpu_quant)                                                                            \
+    X(norm_quant, gpu_norm_quant)                                                                  \
+    X(glu_quant, gpu_glu_quant)                                                                    \
+    X(rope_store, gpu_rope_store)
 typedef enum gpu_op {
 #define GPU_ENUM(name, args) GPU_OP_##name,
     GPU_OPS(GPU_ENUM)
