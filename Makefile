@@ -24,7 +24,7 @@ ISA_avx512 = -mavx2 -mfma -mf16c -mbmi2 -mavx512f -mavx512bw -mavx512dq -mavx512
 ISA_amx    = $(ISA_avx512) -mavx512bf16 -mamx-tile -mamx-int8 -mamx-bf16
 isa = $(if $(findstring kern/cpu/avx2/,$1),$(ISA_avx2))$(if $(findstring kern/cpu/avx512/,$1),$(ISA_avx512))$(if $(findstring kern/cpu/amx/,$1),$(ISA_amx))
 
-.PHONY: all lib tests check demo clean
+.PHONY: all lib tests emulated check demo clean
 all: $(BUILD)/tare
 lib: $(LIB)
 
@@ -46,12 +46,30 @@ $(BUILD)/tests/%: tests/%.c $(LIB) tests/unit/check.h
 	@echo "  TEST  $@"
 	@$(CC) $(CFLAGS) -Itests/unit -MMD -MP -MF $@.d -o $@ $< $(LIB) $(LDFLAGS) $(LDLIBS) -lcmocka
 
-tests: $(UNIT_BIN)
+tests: $(UNIT_BIN) $(BUILD)/libtare-emulated.so
+
+# Plain GPU kernels as C++ for the CPU (kern/cuda/emulate.h): the plug-in that tests of the GPU open.
+EMU_SRCS := $(sort $(wildcard src/kern/cuda/plain_*.cu)) src/kern/cuda/table.cu src/kern/cuda/emulate.cc
+EMU_OBJS := $(patsubst src/%,$(BUILD)/emulated/%.o,$(EMU_SRCS))
+EMU_FLAGS = -std=c++17 -DTARE_EMULATED -Isrc -fPIC -fvisibility=hidden -ffp-contract=off -O2 -g \
+            -pthread -Wall -Wextra -Wno-unknown-pragmas -Werror
+emulated: $(BUILD)/libtare-emulated.so
+$(BUILD)/libtare-emulated.so: $(EMU_OBJS)
+	@echo "  LINK  $@"
+	@$(CXX) -shared -pthread -Wl,-z,defs -o $@ $^ -lm
+$(BUILD)/emulated/%.o: src/% Makefile
+	@command -v $(firstword $(CXX)) >/dev/null || { echo "emulated: no C++ compiler ($(CXX)) here: the tests of GPU \
+	kernels need one (tools/setup.sh check installs g++)"; exit 1; }
+	@mkdir -p $(@D)
+	@echo "  CXX   $<"
+	@$(CXX) $(EMU_FLAGS) -MMD -MP -c -o $@ -x c++ $<
+$(BUILD)/tests/unit/test_gpu_%: CFLAGS += -DGPU_PLUGIN='"$(BUILD)/libtare-emulated.so"'
+$(filter %/test_gpu_%,$(UNIT_BIN)): | $(BUILD)/libtare-emulated.so
 
 clean:
 	rm -rf $(BUILD)
 
--include $(OBJS:.o=.d) $(UNIT_BIN:=.d)
+-include $(OBJS:.o=.d) $(UNIT_BIN:=.d) $(EMU_OBJS:.o=.d)
 
 # ---- tests, demonstration, sanitizers, installation ---------------------------------------------
 JOBS ?= $(shell nproc)
@@ -85,21 +103,27 @@ fuzz:
 	@tools/fuzz.sh $(FUZZ_SECONDS)
 
 # GPU code: compiled where nvcc is, with the compiler's report held against the rules (no spills, no
-# serialized wgmma); run on a GPU with build/cuda/bench/*.
+# serialized wgmma), into the plug-in libtare-cuda.so and the programs build/cuda/bench/*. Plain
+# kernels also run on GPUs before sm_90.
 NVCC ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) nvcc)
-NVFLAGS = -O3 -Isrc -std=c++17 -gencode=arch=compute_90a,code=sm_90a -Xcompiler -Wall,-Wextra -Xptxas -v
+NVFLAGS = -O3 -Isrc -std=c++17 -gencode=arch=compute_90a,code=sm_90a -Xcompiler -Wall,-Wextra,-fPIC,-fvisibility=hidden -Xptxas -v
+NV_older = $(foreach sm,80 86 89,-gencode=arch=compute_$(sm),code=sm_$(sm))
 CU_SRCS := $(sort $(wildcard src/kern/cuda/*.cu))
 CU_OBJS := $(CU_SRCS:src/%.cu=$(BUILD)/cuda/%.o)
 CU_BENCH := $(patsubst bench/cuda/%.cu,$(BUILD)/cuda/bench/%,$(sort $(wildcard bench/cuda/*.cu)))
+CU_BENCHED := $(filter-out %/table.o %/device.o $(BUILD)/cuda/kern/cuda/plain_%,$(CU_OBJS))
 cuda:
 	@if ! command -v $(NVCC) >/dev/null 2>&1; then echo "cuda: no nvcc here, GPU code is not compiled"; \
-	else $(MAKE) --no-print-directory $(CU_BENCH) && tools/check_ptxas.sh $(CU_OBJS:.o=.log); fi
+	else $(MAKE) --no-print-directory $(BUILD)/libtare-cuda.so $(CU_BENCH) && tools/check_ptxas.sh $(CU_OBJS:.o=.log); fi
 .SECONDARY: $(CU_OBJS)
+$(BUILD)/libtare-cuda.so: $(CU_OBJS)
+	@echo "  NVCC  $@"
+	@$(NVCC) -shared -cudart static -o $@ $^
 $(BUILD)/cuda/%.o: src/%.cu $(wildcard src/kern/cuda/*.cuh src/kern/cuda/*.h) Makefile
 	@mkdir -p $(@D)
 	@echo "  NVCC  $<"
-	@$(NVCC) $(NVFLAGS) -c -o $@ $< >$(@:.o=.log) 2>&1 || { cat $(@:.o=.log); exit 1; }
-$(BUILD)/cuda/bench/%: bench/cuda/%.cu $(CU_OBJS) bench/cuda/bench.cuh
+	@$(NVCC) $(NVFLAGS) $(if $(findstring /plain_,$<),$(NV_older)) -c -o $@ $< >$(@:.o=.log) 2>&1 || { cat $(@:.o=.log); exit 1; }
+$(BUILD)/cuda/bench/%: bench/cuda/%.cu $(CU_BENCHED) bench/cuda/bench.cuh
 	@mkdir -p $(@D)
 	@echo "  NVCC  $@"
 	@$(NVCC) $(NVFLAGS) -cudart static -o $@ $(filter %.cu %.o,$^) >$@.log 2>&1 || { cat $@.log; exit 1; }

@@ -1,0 +1,14 @@
+/* The launch table of the plug-in, built from GPU_OPS: table.cu, for device.cu and emulate.cc. */
+#ifndef KERN_CUDA_TABLE_H
+#define KERN_CUDA_TABLE_H
+#include "kern/cuda/api.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+extern gpu_launch *const cuda_launches[GPU_N_OPS];
+
+#ifdef __cplusplus
+}
+#endif
+#endif
