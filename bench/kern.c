@@ -150,7 +150,7 @@ static void attention(kern_dev *d, const attn_shape *s, kern_kv_type t, const ch
 #define TOP_K   8
 
 /* Choices that differ from call to call, so that no cache holds the experts of the next one. */
-static int64_t route_random(int64_t T, int32_t *row, int32_t *first, unsigned *rng)
+static int64_t route_random(kern_dev *d, int64_t T, int32_t *row, int32_t *first, unsigned *rng)
 {
     int32_t *expert = xmalloc((size_t)(T * TOP_K) * 2 * sizeof *expert), *slot = expert + T * TOP_K;
     int64_t used = 0;
@@ -165,7 +165,7 @@ static int64_t route_random(int64_t T, int32_t *row, int32_t *first, unsigned *r
                     again = again || expert[t * TOP_K + i] == expert[t * TOP_K + j];
             }
         }
-    kern_route_sort(expert, T, TOP_K, EXPERTS, row, first, slot);
+    kern_route_sort(d, expert, T, TOP_K, EXPERTS, row, first, slot);
     for (int e = 0; e < EXPERTS; e++)
         used += first[e + 1] > first[e];
     free(expert);
@@ -193,10 +193,10 @@ static void time_experts(kern_dev *d, const kern_experts *x, int64_t T, double r
         in[i] = (float)(i % 17) * 0.1f - 0.8f;
     for (int rep = 0; rep < 4000 && (rep < 5 || clock_seconds() - start < 1.0); rep++)
         for (int way = 0; way < 2; way++) {
-            int64_t used = route_random(T, row, first, &rng);
+            int64_t used = route_random(d, T, row, first, &rng);
             double t = clock_seconds();
             if (way == 0)
-                kern_experts_run(d, x, in, K, row, first, y, N);
+                kern_experts_run(d, x, in, K, row, first, T * TOP_K, y, N);
             else
                 run_separate(d, x, in, K, row, first, y, N);
             t = clock_seconds() - t;

@@ -20,9 +20,11 @@
  * other. */
 #include <stdlib.h>
 #include <string.h>
+#include "kern/backend.h"
 #include "kern/ops.h"
 
 struct kern_experts {
+    void *own; /* of a device with a table of its own */
     int E;
     kern_linear **expert;
     size_t bytes;
@@ -109,6 +111,11 @@ int kern_experts_make(kern_dev *d, kern_linear **expert, int E, kern_experts **o
         x->bytes += kern_linear_bytes(expert[i]);
     }
     TRY(check_shapes(expert, E, e));
+    if (d->be) {
+        TRY(d->be->experts_make(d, x->expert, E, &x->own, e));
+        *out = x;
+        return 0;
+    }
     x->Kp = expert[0]->Kp;
     x->panels = panels_of(expert[0]);
     x->grouped = true;
@@ -127,6 +134,7 @@ out:
 void kern_experts_drop(kern_dev *d, kern_experts *x)
 {
     if (!x) return;
+    if (x->own) d->be->experts_drop(d, x->own);
     for (int e = 0; e < x->E; e++)
         kern_linear_drop(d, x->expert[e]);
     free(x->expert);
@@ -324,8 +332,10 @@ static void run_apart(kern_dev *d, const kern_experts *x, const float *in, int64
 }
 
 void kern_experts_run(kern_dev *d, const kern_experts *x, const float *in, int64_t ldin,
-                      const int32_t *row, const int32_t *first, float *y, int64_t ldy)
+                      const int32_t *row, const int32_t *first, int64_t slots, float *y,
+                      int64_t ldy)
 {
+    KERN__ELSEWHERE(d, experts_run(d, x->own, in, ldin, row, first, slots, y, ldy))
     experts_job j = {
         .d = d, .x = x, .in = in, .ldin = ldin, .row = row, .first = first, .y = y, .ldy = ldy};
     j.room = KERN_MROWS - KERN_PANEL; /* tiles of 32 rows read past the last piece */
@@ -334,7 +344,7 @@ void kern_experts_run(kern_dev *d, const kern_experts *x, const float *in, int64
         return;
     }
     choose_tokens(&j);
-    size_t rows = (size_t)(first[x->E] + (j.token_plan ? j.tokens : 0));
+    size_t rows = (size_t)(slots + (j.token_plan ? j.tokens : 0));
     j.alone = rows * row_bytes(x->Kp) <= kern__own_bytes(x->Kp);
     team_run(d->team, experts_part, &j);
 }

@@ -3,6 +3,7 @@
  * weights, attention tiles); both grow only while a model is loaded. */
 #include <stdlib.h>
 #include <string.h>
+#include "kern/backend.h"
 #include "kern/ops.h"
 #include "base/log.h"
 
@@ -36,9 +37,7 @@ int kern_open(kern_dev **out, const kern_opts *o, err *e)
 {
     int rc = 0;
     cpu_device *c = NULL;
-    if (o->device && strcmp(o->device, "cpu"))
-        return err_set(e, ERR_UNSUPPORTED,
-                       "device '%s' is not available in this build, expected cpu", o->device);
+    if (o->device && *o->device && strcmp(o->device, "cpu")) return kern__gpu_open(out, o, e);
     if (o->threads < 0 || o->threads > 1024)
         return err_set(e, ERR_VALUE, "%d threads, expected 0 to 1024", o->threads);
     c = xcalloc(1, sizeof *c);
@@ -59,6 +58,7 @@ out:
 void kern_close(kern_dev *d)
 {
     if (!d) return;
+    KERN__ELSEWHERE(d, close(d))
     kern__dev *k = (kern__dev *)(void *)d;
     if (d->team) team_close(d->team);
     mem_free(d->scratch);
@@ -68,14 +68,42 @@ void kern_close(kern_dev *d)
 
 int kern_alloc(kern_dev *d, void **out, size_t n, err *e)
 {
-    (void)d;
-    return mem_alloc_huge(out, n, e);
+    return d->be ? d->be->alloc(d, out, n, e) : mem_alloc_huge(out, n, e);
 }
 
 void kern_free(kern_dev *d, void *p)
 {
-    (void)d;
+    KERN__ELSEWHERE(d, free(d, p))
     mem_free(p);
+}
+
+int kern_lanes(kern_dev *d, float **out, int64_t n, kern_lanes_kind kind, kern_act act, err *e)
+{
+    void *p = NULL;
+    size_t bytes;
+    if (d->be) return d->be->lanes(d, out, n, kind, act, e);
+    if (n < 0 || !mem_mul((size_t)n, sizeof(float), &bytes))
+        return err_set(e, ERR_LIMIT, "%lld activations are too many", (long long)n);
+    int rc = kern_alloc(d, &p, bytes, e);
+    *out = p;
+    return rc;
+}
+
+int kern_zero(kern_dev *d, void *p, size_t n, err *e)
+{
+    if (d->be) return d->be->zero(d, p, n, e);
+    memset(p, 0, n);
+    return 0;
+}
+
+int kern_constant(kern_dev *d, float **p, int64_t n, err *e)
+{
+    return d->be && *p ? d->be->constant(d, p, n, e) : 0;
+}
+
+int kern_table(kern_dev *d, qtensor *t, err *e)
+{
+    return d->be && t->codes ? d->be->table(d, t, e) : 0;
 }
 
 void *kern__thread_buffer(kern_dev *d, int index)

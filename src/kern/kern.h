@@ -1,8 +1,10 @@
-/* The device: what runs numbers. A kern_dev is one backend instance ("cpu" now; "cuda" is opened at
- * run time later). Ops take plain device pointers (host pointers on the CPU) and element type f32
- * for activations on the CPU. Every op has an ordered list of rows {name, needs, refuse, run}; the
- * first row that accepts wins; the plain C twin is last and refuses nothing. Row-major everywhere.
- * Shape letters: T rows (tokens) of the step, H heads, Hk KV heads, D head dim, K in, N out. */
+/* The device: what runs numbers. A kern_dev is one backend instance: the CPU, or a GPU through the
+ * plug-in that kern/gpu opens at run time. Ops take device pointers. On the CPU these are host
+ * pointers and activations are f32; on a GPU they are handles (kern_lanes), which count as f32
+ * lanes for pointer arithmetic whatever the lanes are there, and which only ops may read. Every op
+ * has an ordered list of rows {name, needs, refuse, run}; the first row that accepts wins; the
+ * plain C twin is last and refuses nothing. Row-major everywhere. Shape letters: T rows (tokens) of
+ * the step, H heads, Hk KV heads, D head dim, K in, N out. */
 #ifndef KERN_KERN_H
 #define KERN_KERN_H
 #include "base/thread.h"
@@ -26,21 +28,58 @@ int kern_act_parse(const char *text, kern_act *out, err *e);
 const char *kern_act_name(kern_act a);
 
 typedef struct kern_opts {
-    const char *device;    /* NULL or "cpu" */
-    int threads;           /* 0 = all allowed CPUs */
+    const char *device; /* NULL or "cpu"; "cuda" or "cuda:N"; "emulated": the plain GPU kernels on
+                           the CPU, for tests */
+    int threads;        /* 0 = all allowed CPUs */
     uint32_t cpu_features; /* from cpu_parse; 0 = portable only */
 } kern_opts;
+struct kern_backend;
 typedef struct kern_dev {
-    const char *name; /* "cpu" */
+    const char *name; /* "cpu", "cuda:0" */
+    const char *what; /* "NVIDIA H200"; NULL on the CPU */
     uint32_t features;
     team *team;
     void *scratch; /* per-device workspace, grown at load, never in a step */
     size_t scratch_bytes;
+    const struct kern_backend *be; /* NULL on the CPU */
+    uint64_t memory_bytes;         /* free when it was opened; 0 on the CPU: ask the machine */
+    int page_tokens;               /* of the KV pages that its fast kernels want; 0 = any */
 } kern_dev;
+/* ERR_UNSUPPORTED: no such device, no driver, no plug-in, and which. */
 int kern_open(kern_dev **out, const kern_opts *o, err *e);
 void kern_close(kern_dev *d);
-int kern_alloc(kern_dev *d, void **out, size_t n, err *e); /* weights, pools: huge pages on CPU */
+/* Memory of n bytes: weights, pools (huge pages on the CPU). */
+int kern_alloc(kern_dev *d, void **out, size_t n, err *e);
 void kern_free(kern_dev *d, void *p);
+/* n activations. STREAM: the residual stream, logits, and whatever decides (routing): f32
+ * everywhere. FLOW: what goes between the ops of a layer: bf16 on a GPU unless `act` computes
+ * 16-bit types in f32 (spec, f32). Freed by kern_free. */
+typedef enum kern_lanes_kind { KERN_STREAM, KERN_FLOW } kern_lanes_kind;
+int kern_lanes(kern_dev *d, float **out, int64_t n, kern_lanes_kind kind, kern_act act, err *e);
+int kern_zero(kern_dev *d, void *p, size_t n, err *e);
+/* Makes *p (n floats in host memory, or NULL) readable by ops: on a GPU *p becomes a handle of a
+ * copy that lives as long as the device; the CPU leaves it as it is. */
+int kern_constant(kern_dev *d, float **p, int64_t n, err *e);
+/* The same for a tensor whose rows kern_embed and kern_head_matmul read; it may become a wider
+ * type that holds the numbers. */
+int kern_table(kern_dev *d, qtensor *t, err *e);
+
+/* ---- a step ------------------------------------------------------------------------------------
+ * Ops between begin and end belong to one step of T rows. The CPU runs each at once. A GPU writes
+ * them down, and runs all at the end; arrays in host memory (ids, positions, slots, sequences) are
+ * read then. key != 0 names steps that differ only in what these arrays hold, which must lie at the
+ * same addresses: once such a step was written down, begin answers false, no op may be issued, and
+ * end runs what is known. Errors of ops come out of end. */
+bool kern_step_begin(kern_dev *d, int64_t T, uint64_t key);
+/* Lengths of sequences as such steps see them: up to a power of two, at least 256. */
+int64_t kern_len_bucket(int64_t len);
+/* Runs what was written down so far and waits: fetched numbers have arrived. */
+int kern_step_flush(kern_dev *d, err *e);
+int kern_step_end(kern_dev *d, err *e);
+/* n lanes to host memory, there after flush or end. */
+void kern_fetch(kern_dev *d, const float *x, int64_t n, float *host);
+/* Elements clipped by kern_kv_store on a device that does not return them there. */
+uint64_t kern_clipped(const kern_dev *d);
 
 /* ---- linear: Y[M,N] = X[M,K] W^T + bias ------------------------------------------------------ */
 #define KERN_MAX_SHARDS 4
@@ -220,6 +259,16 @@ void kern_head_layernorm(kern_dev *d, float *x, int64_t ld, int H, int D, const 
  * deepseek). Arguments as kern_rope; k may be NULL. */
 void kern_rope_pairs(kern_dev *d, float *q, int64_t ldq, int H, float *k, int64_t ldk, int Hk,
                      int D, int rot_dim, const float *cosv, const float *sinv, int64_t T);
+/* Rows row0 .. row0+T of the tables: cos and sin of inv[i] * pos[row], a product in f32, times
+ * attention. inv [half] and pos lie in host memory. */
+void kern_rope_fill(kern_dev *d, const float *inv, int64_t half, double attention,
+                    const int32_t *pos, int64_t row0, int64_t T, float *cosv, float *sinv);
+/* x[t] *= 1 + beta * log(1 + floor(pos[t] / from)), n lanes of each row. */
+void kern_scale_far(kern_dev *d, float *x, int64_t ld, int64_t n, const int32_t *pos, float beta,
+                    int64_t from, int64_t T);
+/* to[r] = from[ids[r]], rows of n lanes. */
+void kern_gather_rows(kern_dev *d, const float *from, const int32_t *ids, int64_t n, int64_t rows,
+                      float *to);
 /* n lanes of each row. */
 void kern_copy_rows(kern_dev *d, const float *from, int64_t ldf, float *to, int64_t ldt, int64_t n,
                     int64_t rows);
@@ -268,7 +317,7 @@ typedef struct kern_route_args {
 void kern_route(kern_dev *d, const kern_route_args *a, int64_t T);
 /* Slots sorted by expert, tokens of one expert in order: slot i works on token row[i]; expert e
  * owns slots [first[e], first[e+1]); choice j of token t lies in slot[t*top_k+j]. */
-void kern_route_sort(const int32_t *expert, int64_t T, int top_k, int E, int32_t *row,
+void kern_route_sort(kern_dev *d, const int32_t *expert, int64_t T, int top_k, int E, int32_t *row,
                      int32_t *first, int32_t *slot);
 typedef struct kern_experts kern_experts;
 /* E prepared linears of equal N and K become one grouped product; takes them over (also on error).
@@ -280,25 +329,33 @@ const kern_linear *kern_experts_at(const kern_experts *x, int e);
 /* y[i,:] = W_e x[row ? row[i] : i,:] (+ bias_e) for the slots i of each expert e. Each expert sees
  * only its own rows, in the bucket of their number; experts run side by side on the team, and an
  * input is prepared once a token where all treat it alike. Each number is that of kern_linear_run
- * of the expert. Any number of slots. */
+ * of the expert. Any number of slots; `slots` = first[E]. */
 void kern_experts_run(kern_dev *d, const kern_experts *x, const float *in, int64_t ldin,
-                      const int32_t *row, const int32_t *first, float *y, int64_t ldy);
+                      const int32_t *row, const int32_t *first, int64_t slots, float *y,
+                      int64_t ldy);
 /* out[t,:] = sum_j weight[t,j] * y[slot[t*top_k+j],:], j in order; adds to out when add. */
 void kern_route_combine(kern_dev *d, const float *y, int64_t ldy, const float *weight,
                         const int32_t *slot, int top_k, int64_t T, int64_t N, bool add, float *out);
 
 /* ---- linear attention --------------------------------------------------------------------------
  */
+/* One state a sequence: that of sequence s is base + slot[s]*stride (slot NULL: s). slot lies in
+ * host memory; a negative one belongs to no sequence. */
+typedef struct kern_states {
+    float *base;
+    int64_t stride;
+    const int32_t *slot;
+} kern_states;
 /* Depthwise causal convolution along the tokens of each sequence, then SiLU, in place on x [T, C]:
- * x[t,c] = silu(sum_{j<W} w[c*W+j] * in[t-W+1+j, c]); inputs before the step come from state[s]
- * [C, W-1], oldest first, which is left holding the last W-1 inputs. kv_len == n_rows: the sequence
- * starts and its state counts as zero. */
+ * x[t,c] = silu(sum_{j<W} w[c*W+j] * in[t-W+1+j, c]); inputs before the step come from the
+ * state of s [C, W-1], oldest first, which is left holding the last W-1 inputs. kv_len == n_rows:
+ * the sequence starts and its state counts as zero. */
 void kern_conv_silu(kern_dev *d, float *x, int64_t ld, int64_t C, int W, const float *w,
-                    const kern_seq *seqs, int n_seqs, float *const *state);
+                    const kern_seq *seqs, int n_seqs, const kern_states *state);
 /* Gated delta rule (Yang et al. 2024; Qwen3-Next): per value head h with key head h*Hk/Hv
  *   S *= exp(g); d = beta * (v - S^T k); S += k d^T; out = S^T q
  * with q, k divided by sqrt(sum of squares + 1e-6) and q by sqrt(Dk). S [Hv, Dk, Dv] f32 in
- * state[s]; zero where the sequence starts. */
+ * its state; zero where the sequence starts. */
 typedef struct kern_delta_args {
     const float *q, *k, *v; /* [T, Hk*Dk], [T, Hk*Dk], [T, Hv*Dv] */
     int64_t ldq, ldk, ldv;
@@ -306,7 +363,7 @@ typedef struct kern_delta_args {
     int Hk, Hv, Dk, Dv;
     const kern_seq *seqs;
     int n_seqs;
-    float *const *state;
+    const kern_states *state;
     float *out; /* [T, Hv*Dv] */
 } kern_delta_args;
 void kern_gated_delta(kern_dev *d, const kern_delta_args *a);

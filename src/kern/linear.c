@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "kern/backend.h"
 #include "kern/ops.h"
 
 #define OWN_PREP_CELLS 8192 /* M*K up to which every thread prepares the input alone */
@@ -335,9 +336,28 @@ out:
     return rc;
 }
 
+/* On another device: its table fills in the rest. */
+static int make_elsewhere(kern_dev *d, const kern_linear_desc *desc, kern_linear **out, err *e)
+{
+    int rc = check_desc(desc, e);
+    if (rc < 0) return rc;
+    kern_linear *l = xcalloc(1, sizeof *l);
+    l->be = d->be;
+    l->name = xstrdup(desc->name ? desc->name : "linear");
+    l->K = desc->shard[0]->K;
+    for (int i = 0; i < desc->n_shards; i++)
+        l->N += desc->shard[i]->N;
+    rc = d->be->linear_make(d, desc, l, e);
+    if (rc < 0)
+        kern_linear_drop(d, l);
+    else
+        *out = l;
+    return rc;
+}
+
 int kern_linear_make(kern_dev *d, const kern_linear_desc *desc, kern_linear **out, err *e)
 {
-    return make(d, desc, NULL, out, e);
+    return d->be ? make_elsewhere(d, desc, out, e) : make(d, desc, NULL, out, e);
 }
 
 int kern__linear_make_row(kern_dev *d, const kern_linear_desc *desc, const kern_linear_row *row,
@@ -349,6 +369,7 @@ int kern__linear_make_row(kern_dev *d, const kern_linear_desc *desc, const kern_
 void kern_linear_drop(kern_dev *d, kern_linear *l)
 {
     if (!l) return;
+    if (l->be) l->be->linear_drop(d, l);
     for (int i = 0; i < l->n_shards; i++) {
         kern_free(d, l->shard[i].prep);
         mem_free(l->shard[i].perm);
@@ -361,6 +382,7 @@ void kern_linear_drop(kern_dev *d, kern_linear *l)
 
 void kern_linear_unpack(const kern_linear *l, float *out)
 {
+    KERN__ELSEWHERE(l, linear_unpack(l, out))
     float *row = xmalloc((size_t)l->Kp * sizeof *row);
     for (int i = 0; i < l->n_shards; i++) {
         const struct kern_shard *s = &l->shard[i];
@@ -389,7 +411,7 @@ size_t kern__part_bytes(int64_t Kp)
 
 int kern_reserve(kern_dev *d, int64_t max_rows, int64_t max_k, int64_t max_n, err *e)
 {
-    (void)max_n;
+    if (d->be) return d->be->reserve(d, max_rows, max_k, max_n, e);
     int64_t m = max_rows < KERN_MROWS ? max_rows : KERN_MROWS;
     return kern__grow(d, kern__acts_bytes(m, max_k),
                       kern__part_bytes((int64_t)round_up((size_t)max_k, KERN_KPAD)), e);
@@ -488,6 +510,7 @@ void kern__linear_run_rows(kern_dev *d, const kern_linear *l, const float *x, in
 void kern_linear_run(kern_dev *d, const kern_linear *l, const float *x, int64_t ldx, int64_t M,
                      float *y, int64_t ldy)
 {
+    KERN__ELSEWHERE(d, linear_run(d, l, x, ldx, M, y, ldy))
     kern__linear_run_rows(d, l, x, ldx, NULL, M, y, ldy);
 }
 

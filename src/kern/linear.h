@@ -114,6 +114,8 @@ struct kern_shard {
     kern__act_plan plan[KERN_BUCKETS];
 };
 struct kern_linear {
+    const struct kern_backend *be; /* NULL: what follows is the CPU's; else `own` is */
+    void *own;
     char *name;
     int n_shards;
     struct kern_shard shard[KERN_MAX_SHARDS];

@@ -1,5 +1,6 @@
 /* Rows of a prepared linear as vectors: an output head that serves as the embedding table too is
  * resident once. Every layout decodes a row, so any will do. */
+#include "kern/backend.h"
 #include "kern/linear.h"
 
 typedef struct rows_job {
@@ -25,6 +26,7 @@ static void rows_part(void *arg, int index, int n)
 
 bool kern_linear_can_embed(const kern_linear *l)
 {
+    if (l->be) return l->be->linear_can_embed(l);
     for (int i = 0; i < l->n_shards; i++)
         if (l->shard[i].perm || l->shard[i].pre_scale) return false;
     return true;
@@ -32,6 +34,7 @@ bool kern_linear_can_embed(const kern_linear *l)
 
 void kern_linear_embed(kern_dev *d, const kern_linear *l, const int32_t *ids, int64_t T, float *out)
 {
+    KERN__ELSEWHERE(d, linear_embed(d, l, ids, T, out))
     rows_job j = {l, ids, T, out};
     team_run(d->team, rows_part, &j);
 }

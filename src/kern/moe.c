@@ -5,6 +5,7 @@
  *             the order of their tokens, so that an expert is one matrix product over its slots
  *   combine   in the order of the choices of each token: a sum never depends on the other tokens */
 #include <string.h>
+#include "kern/backend.h"
 #include "kern/ops.h"
 
 #define SPLIT_CELLS 16384
@@ -26,6 +27,7 @@ static void route_part(void *arg, int index, int n)
 
 void kern_route(kern_dev *d, const kern_route_args *a, int64_t T)
 {
+    KERN__ELSEWHERE(d, route(d, a, T))
     route_job j = {d, a, T};
     if (T < 2 || T * a->E < SPLIT_CELLS / 4)
         route_part(&j, 0, 1);
@@ -33,9 +35,10 @@ void kern_route(kern_dev *d, const kern_route_args *a, int64_t T)
         team_run(d->team, route_part, &j);
 }
 
-void kern_route_sort(const int32_t *expert, int64_t T, int top_k, int E, int32_t *row,
+void kern_route_sort(kern_dev *d, const int32_t *expert, int64_t T, int top_k, int E, int32_t *row,
                      int32_t *first, int32_t *slot)
 {
+    KERN__ELSEWHERE(d, route_sort(d, expert, T, top_k, E, row, first, slot))
     int64_t n = T * top_k;
     memset(first, 0, ((size_t)E + 1) * sizeof *first);
     for (int64_t i = 0; i < n; i++)
@@ -78,6 +81,7 @@ static void combine_part(void *arg, int index, int n)
 void kern_route_combine(kern_dev *d, const float *y, int64_t ldy, const float *weight,
                         const int32_t *slot, int top_k, int64_t T, int64_t N, bool add, float *out)
 {
+    KERN__ELSEWHERE(d, route_combine(d, y, ldy, weight, slot, top_k, T, N, add, out))
     combine_job j = {KERN__OPS(d), y, weight, slot, ldy, T, N, top_k, add, out};
     if (T < 2 || T * top_k * N < SPLIT_CELLS)
         combine_part(&j, 0, 1);

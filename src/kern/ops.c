@@ -2,6 +2,7 @@
  * team when there is enough work, and call it. Small steps run on the calling thread: waking a
  * worker costs more than a norm. */
 #include <string.h>
+#include "kern/backend.h"
 #include "kern/ops.h"
 
 #define SPLIT_CELLS 16384 /* elements from which the team helps */
@@ -68,6 +69,7 @@ static void rmsnorm_rows(const row_job *j, int64_t lo, int64_t hi)
 void kern_add_rmsnorm(kern_dev *d, float *x, const float *y, const float *w, float eps, int64_t T,
                       int64_t K, float *out)
 {
+    KERN__ELSEWHERE(d, add_rmsnorm(d, x, y, w, eps, T, K, out))
     row_job j = {
         .fn = rmsnorm_rows, .T = T, .x = x, .y = y, .w = w, .eps = eps, .K = K, .out = out};
     split(d, &j, T * K);
@@ -82,6 +84,7 @@ static void norm_only_rows(const row_job *j, int64_t lo, int64_t hi)
 void kern_rmsnorm(kern_dev *d, const float *x, const float *w, float eps, int64_t T, int64_t K,
                   float *out)
 {
+    KERN__ELSEWHERE(d, rmsnorm(d, x, w, eps, T, K, out))
     row_job j = {.fn = norm_only_rows, .T = T, .y = x, .w = w, .eps = eps, .K = K, .out = out};
     split(d, &j, T * K);
 }
@@ -95,6 +98,7 @@ static void layernorm_rows(const row_job *j, int64_t lo, int64_t hi)
 void kern_layernorm(kern_dev *d, const float *x, const float *w, const float *b, float eps,
                     int64_t T, int64_t K, float *out)
 {
+    KERN__ELSEWHERE(d, layernorm(d, x, w, b, eps, T, K, out))
     row_job j = {
         .fn = layernorm_rows, .T = T, .y = x, .w = w, .b = b, .eps = eps, .K = K, .out = out};
     split(d, &j, T * K);
@@ -113,6 +117,7 @@ static void gated_rows(const row_job *j, int64_t lo, int64_t hi)
 void kern_gated_rmsnorm(kern_dev *d, const float *x, const float *gate, int64_t ldg, int H, int D,
                         const float *w, float eps, int64_t T, float *out)
 {
+    KERN__ELSEWHERE(d, gated_rmsnorm(d, x, gate, ldg, H, D, w, eps, T, out))
     row_job j = {.fn = gated_rows,
                  .T = T,
                  .y = x,
@@ -133,6 +138,7 @@ static void add_rows(const row_job *j, int64_t lo, int64_t hi)
 
 void kern_add(kern_dev *d, float *x, const float *y, int64_t n)
 {
+    KERN__ELSEWHERE(d, add_scaled(d, x, y, 1.0f, n))
     row_job j = {.fn = add_rows, .T = n, .x = x, .y = y};
     split(d, &j, n);
 }
@@ -144,6 +150,7 @@ static void add_scaled_rows(const row_job *j, int64_t lo, int64_t hi)
 
 void kern_add_scaled(kern_dev *d, float *x, const float *y, float s, int64_t n)
 {
+    KERN__ELSEWHERE(d, add_scaled(d, x, y, s, n))
     row_job j = {.fn = add_scaled_rows, .T = n, .x = x, .y = y, .s = s};
     split(d, &j, n);
 }
@@ -155,6 +162,7 @@ static void scale_rows(const row_job *j, int64_t lo, int64_t hi)
 
 void kern_scale(kern_dev *d, float *x, float s, int64_t n)
 {
+    KERN__ELSEWHERE(d, scale(d, x, s, n))
     row_job j = {.fn = scale_rows, .T = n, .x = x, .s = s};
     split(d, &j, n);
 }
@@ -166,6 +174,7 @@ static void softcap_rows(const row_job *j, int64_t lo, int64_t hi)
 
 void kern_softcap(kern_dev *d, float *x, float cap, int64_t n)
 {
+    KERN__ELSEWHERE(d, softcap(d, x, cap, n))
     row_job j = {.fn = softcap_rows, .T = n, .x = x, .s = cap};
     split(d, &j, n);
 }
@@ -179,6 +188,7 @@ static void sigmoid_rows(const row_job *j, int64_t lo, int64_t hi)
 void kern_sigmoid_mul(kern_dev *d, float *x, int64_t ldx, const float *g, int64_t ldg, int64_t n,
                       int64_t T)
 {
+    KERN__ELSEWHERE(d, gate(d, x, ldx, g, ldg, n, T, false))
     row_job j = {.fn = sigmoid_rows, .T = T, .x = x, .ld = ldx, .y = g, .ldy = ldg, .K = n};
     split(d, &j, T * n);
 }
@@ -192,6 +202,7 @@ static void gate_rows(const row_job *j, int64_t lo, int64_t hi)
 void kern_row_sigmoid(kern_dev *d, float *x, int64_t ldx, const float *g, int64_t ldg, int64_t n,
                       int64_t T)
 {
+    KERN__ELSEWHERE(d, gate(d, x, ldx, g, ldg, n, T, true))
     row_job j = {.fn = gate_rows, .T = T, .x = x, .ld = ldx, .y = g, .ldy = ldg, .K = n};
     split(d, &j, T * n);
 }
@@ -208,6 +219,7 @@ static void head_rows(const row_job *j, int64_t lo, int64_t hi)
 void kern_head_rmsnorm(kern_dev *d, float *x, int64_t ld, int H, int D, const float *w, float eps,
                        int64_t T)
 {
+    KERN__ELSEWHERE(d, head_rmsnorm(d, x, ld, H, D, w, eps, T))
     row_job j = {.fn = head_rows, .T = T, .x = x, .ld = ld, .H = H, .D = D, .w = w, .eps = eps};
     split(d, &j, T * H * D);
 }
@@ -224,6 +236,7 @@ static void head_layernorm_rows(const row_job *j, int64_t lo, int64_t hi)
 void kern_head_layernorm(kern_dev *d, float *x, int64_t ld, int H, int D, const float *w, float eps,
                          int64_t T)
 {
+    KERN__ELSEWHERE(d, head_layernorm(d, x, ld, H, D, w, eps, T))
     row_job j = {
         .fn = head_layernorm_rows, .T = T, .x = x, .ld = ld, .H = H, .D = D, .w = w, .eps = eps};
     split(d, &j, T * H * D);
@@ -254,6 +267,7 @@ static void rope_both(kern_dev *d, row_job *j, float *q, int64_t ldq, int H, flo
 void kern_rope(kern_dev *d, float *q, int64_t ldq, int H, float *k, int64_t ldk, int Hk, int D,
                int rot_dim, const float *cosv, const float *sinv, int64_t T)
 {
+    KERN__ELSEWHERE(d, rope(d, q, ldq, H, k, ldk, Hk, D, rot_dim, cosv, sinv, T, false))
     row_job j = {.T = T, .D = D, .rot_dim = rot_dim, .cosv = cosv, .sinv = sinv};
     j.turn = KERN__OPS(d)->rope;
     rope_both(d, &j, q, ldq, H, k, ldk, Hk);
@@ -262,6 +276,7 @@ void kern_rope(kern_dev *d, float *q, int64_t ldq, int H, float *k, int64_t ldk,
 void kern_rope_pairs(kern_dev *d, float *q, int64_t ldq, int H, float *k, int64_t ldk, int Hk,
                      int D, int rot_dim, const float *cosv, const float *sinv, int64_t T)
 {
+    KERN__ELSEWHERE(d, rope(d, q, ldq, H, k, ldk, Hk, D, rot_dim, cosv, sinv, T, true))
     row_job j = {.T = T, .D = D, .rot_dim = rot_dim, .cosv = cosv, .sinv = sinv};
     j.turn = KERN__OPS(d)->rope_pairs;
     rope_both(d, &j, q, ldq, H, k, ldk, Hk);
@@ -276,6 +291,7 @@ static void glu_rows(const row_job *j, int64_t lo, int64_t hi)
 void kern_glu_mul(kern_dev *d, kern_glu act, const float *gu, int64_t ld, int64_t F, int64_t T,
                   float *out)
 {
+    KERN__ELSEWHERE(d, glu(d, act, true, gu, ld, F, T, out, F))
     row_job j = {.fn = glu_rows, .T = T, .y = gu, .ld = ld, .K = F, .act = act, .out = out};
     split(d, &j, T * F);
 }
@@ -289,6 +305,7 @@ static void act_rows(const row_job *j, int64_t lo, int64_t hi)
 void kern_act_apply(kern_dev *d, kern_glu act, const float *x, int64_t ld, int64_t F, int64_t T,
                     float *out, int64_t ldo)
 {
+    KERN__ELSEWHERE(d, glu(d, act, false, x, ld, F, T, out, ldo))
     row_job j = {
         .fn = act_rows, .T = T, .y = x, .ld = ld, .K = F, .act = act, .out = out, .ldo = ldo};
     split(d, &j, T * F);
@@ -302,6 +319,7 @@ static void embed_rows(const row_job *j, int64_t lo, int64_t hi)
 
 void kern_embed(kern_dev *d, const qtensor *table, const int32_t *ids, int64_t T, float *out)
 {
+    KERN__ELSEWHERE(d, embed(d, table, ids, T, out))
     row_job j = {.fn = embed_rows, .T = T, .table = table, .ids = ids, .out = out};
     split(d, &j, T * table->K);
 }
@@ -336,6 +354,7 @@ static void head_part(void *arg, int index, int n)
 void kern_head_matmul(kern_dev *d, const qtensor *w, const float *x, int64_t ldx, int64_t ldh,
                       int64_t T, float *out, int64_t ldo, int64_t ldoh)
 {
+    KERN__ELSEWHERE(d, head_matmul(d, w, x, ldx, ldh, T, out, ldo, ldoh))
     head_job j = {d, w, x, ldx, ldh, T, out, ldo, ldoh};
     if (w->E * w->N * w->K * T < SPLIT_CELLS)
         head_part(&j, 0, 1);
@@ -372,6 +391,10 @@ static void store_part(void *arg, int index, int n)
 uint64_t kern_kv_store(kern_dev *d, const kern_kv_layer *kv, const float *k, int64_t ldk,
                        const float *v, int64_t ldv, const int32_t *slot, int64_t T)
 {
+    if (d->be) {
+        d->be->kv_store(d, kv, k, ldk, v, ldv, slot, T);
+        return 0;
+    }
     store_job j = {.ops = KERN__OPS(d),
                    .kv = kv,
                    .k = k,
@@ -389,6 +412,7 @@ uint64_t kern_kv_store(kern_dev *d, const kern_kv_layer *kv, const float *k, int
 
 void kern_attention(kern_dev *d, const kern_attn_args *a)
 {
+    KERN__ELSEWHERE(d, attention(d, a))
     for (int i = 0; i < N_TABLES; i++)
         if (!(tables[i]->needs & ~d->features) && tables[i]->attention &&
             tables[i]->attention(d, a))

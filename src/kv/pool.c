@@ -64,8 +64,7 @@ static int open_state(kv_pool *p, int i, err *e)
         return err_set(e, ERR_LIMIT, "KV cache: layer %d has a state of %lld numbers", i,
                        (long long)p->shapes[i].state_floats);
     int rc = layer_memory(p, i, one, p->n_states, e);
-    if (rc == 0) memset(p->memory[i], 0, one * (size_t)p->n_states);
-    return rc;
+    return rc == 0 ? kern_zero(p->dev, p->memory[i], one * (size_t)p->n_states, e) : rc;
 }
 
 static int open_layer(kv_pool *p, int i, const kv_pool_opts *o, err *e)
@@ -77,6 +76,9 @@ static int open_layer(kv_pool *p, int i, const kv_pool_opts *o, err *e)
     if (rc < 0) return rc;
     p->scales[2 * i] = copy_scale(o->k_scale ? o->k_scale[i] : NULL, l->Hk);
     p->scales[2 * i + 1] = copy_scale(o->v_scale ? o->v_scale[i] : NULL, l->Hk);
+    float *ks = p->scales[2 * i], *vs = p->scales[2 * i + 1];
+    TRY(kern_constant(p->dev, &ks, l->Hk, e));
+    TRY(kern_constant(p->dev, &vs, l->Hk, e));
     p->layers[i] = (kern_kv_layer){.type = o->type,
                                    .Hk = l->Hk,
                                    .D = l->D,
@@ -84,9 +86,10 @@ static int open_layer(kv_pool *p, int i, const kv_pool_opts *o, err *e)
                                    .page_tokens = o->page_tokens,
                                    .base = p->memory[i],
                                    .page_stride = page,
-                                   .k_scale = p->scales[2 * i],
-                                   .v_scale = p->scales[2 * i + 1]};
-    return 0;
+                                   .k_scale = ks,
+                                   .v_scale = vs};
+out:
+    return rc;
 }
 
 int kv_pool_open(kv_pool **out, kern_dev *d, const kv_pool_opts *o, err *e)

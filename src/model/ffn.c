@@ -33,7 +33,7 @@ static void route(model *m, const model_layer *l, int64_t T)
                          .expert = m->route_expert,
                          .weight = m->route_weight};
     kern_route(m->dev, &a, T);
-    kern_route_sort(m->route_expert, T, x->top_k, x->E, m->route_row, m->route_first,
+    kern_route_sort(m->dev, m->route_expert, T, x->top_k, x->E, m->route_row, m->route_first,
                     m->route_slot);
 }
 
@@ -42,9 +42,9 @@ static void experts(model *m, const model_layer *l, int64_t T, float *out)
     const arch_moe *x = &m->arch->moe;
     int64_t h = m->arch->hidden, f = x->inter, slots = T * x->top_k;
     route(m, l, T);
-    kern_experts_run(m->dev, l->e_up, m->in, h, m->route_row, m->route_first, m->gu, 2 * f);
+    kern_experts_run(m->dev, l->e_up, m->in, h, m->route_row, m->route_first, slots, m->gu, 2 * f);
     kern_glu_mul(m->dev, x->act, m->gu, 2 * f, f, slots, m->act);
-    kern_experts_run(m->dev, l->e_down, m->act, f, NULL, m->route_first, m->gu, h);
+    kern_experts_run(m->dev, l->e_down, m->act, f, NULL, m->route_first, slots, m->gu, h);
     kern_route_combine(m->dev, m->gu, h, m->route_weight, m->route_slot, x->top_k, T, h, false,
                        out);
     if (!x->shared_inter) return;

@@ -3,7 +3,6 @@
  * are one pass, except where a tap wants to see the stream after a layer. After the last layer only
  * the rows with wanted logits go on. */
 #include "model/model_internal.h"
-#include <string.h>
 
 static void rope_tables(model *m, const batch *b)
 {
@@ -12,14 +11,18 @@ static void rope_tables(model *m, const batch *b)
     for (int t = 0; t < a->n_ropes; t++) {
         const rope_config *r = &a->rope[t];
         double attention = model__rope_attention(r, max);
-        if (!m->rope_by_length) model__rope_inv(r, a->rot, max, 0, m->inv);
+        if (!m->rope_by_length) {
+            float *inv = m->inv + t * m->rot_half;
+            model__rope_inv(r, a->rot, max, 0, inv);
+            kern_rope_fill(m->dev, inv, m->rot_half, attention, b->pos, 0, b->T, m->cosv[t],
+                           m->sinv[t]);
+            continue;
+        }
         for (int s = 0; s < b->n_seqs; s++) {
             const kern_seq *q = &b->seqs[0][s];
-            if (m->rope_by_length)
-                model__rope_inv(r, a->rot, max, b->rope_len ? b->rope_len[s] : q->kv_len, m->inv);
-            for (int32_t i = q->row0; i < q->row0 + q->n_rows; i++)
-                model__rope_fill(m->inv, m->rot_half, attention, b->pos[i],
-                                 m->cosv[t] + i * m->rot_half, m->sinv[t] + i * m->rot_half);
+            model__rope_inv(r, a->rot, max, b->rope_len ? b->rope_len[s] : q->kv_len, m->inv);
+            kern_rope_fill(m->dev, m->inv, m->rot_half, attention, b->pos, q->row0, q->n_rows,
+                           m->cosv[t], m->sinv[t]);
         }
     }
 }
@@ -84,22 +87,35 @@ static void layer(model *m, int i, kv_pool *kv, const batch *b)
 static void logits_of(model *m, const batch *b, float *logits)
 {
     int64_t h = m->arch->hidden, V = kern_linear_n(m->lm_head), n = b->n_logits * V;
+    float *host = logits;
+    if (m->logits) logits = m->logits;
     /* logit_x has max_rows rows, and no batch asks for more than it has. */
-    for (int64_t i = 0; i < b->n_logits; i++)
-        memcpy(m->logit_x + i * h, m->x + b->logit_rows[i] * h, sizeof(float) * (size_t)h);
+    kern_gather_rows(m->dev, m->x, b->logit_rows, h, b->n_logits, m->logit_x);
     model__norm(m, m->logit_x, &m->final_norm, b->n_logits, m->h);
     kern_linear_run(m->dev, m->lm_head, m->h, h, b->n_logits, logits, V);
     if (m->arch->logit_scale != 1.0f) kern_scale(m->dev, logits, m->arch->logit_scale, n);
     if (m->arch->logit_softcap > 0) kern_softcap(m->dev, logits, m->arch->logit_softcap, n);
+    kern_fetch(m->dev, logits, n, host);
 }
 
-int model_forward(model *m, kv_pool *kv, const batch *b, float *logits, err *e)
+/* What a tap sees lies in host memory. */
+static int tap(model *m, int layer_index, int64_t T, err *e)
 {
-    if (b->T < 1 || b->T > m->opts.max_rows || b->n_logits > b->T)
-        return err_set(e, ERR_LIMIT, "step of %lld rows (at most %lld)", (long long)b->T,
-                       (long long)m->opts.max_rows);
+    int64_t n = T * m->arch->hidden;
+    int rc = 0;
+    if (!m->tap) return 0;
+    float *x = m->dev->be ? m->tap_host : m->x;
+    kern_fetch(m->dev, m->x, n, x);
+    rc = kern_step_flush(m->dev, e);
+    if (rc == 0) m->tap(m->tap_arg, layer_index, x, T, m->arch->hidden);
+    return rc;
+}
+
+static int run(model *m, kv_pool *kv, const batch *b, float *logits, err *e)
+{
+    int rc = 0;
     embed(m, b);
-    if (m->tap) m->tap(m->tap_arg, -1, m->x, b->T, m->arch->hidden);
+    TRY(tap(m, -1, b->T, e));
     rope_tables(m, b);
     enter(m, &m->layers[0].norm1, b->T);
     for (int i = 0; i < m->n_layers; i++) {
@@ -110,9 +126,25 @@ int model_forward(model *m, kv_pool *kv, const batch *b, float *logits, err *e)
             continue;
         }
         add(m, m->y, b->T);
-        if (m->tap) m->tap(m->tap_arg, i, m->x, b->T, m->arch->hidden);
+        TRY(tap(m, i, b->T, e));
         if (!last) enter(m, &m->layers[i + 1].norm1, b->T);
     }
     if (b->n_logits) logits_of(m, b, logits);
-    return 0;
+out:
+    return rc;
+}
+
+int model_forward(model *m, kv_pool *kv, const batch *b, float *logits, err *e)
+{
+    if (b->T < 1 || b->T > m->opts.max_rows || b->n_logits > b->T ||
+        b->n_logits > m->opts.max_logit_rows)
+        return err_set(e, ERR_LIMIT,
+                       "step of %lld rows, %lld of them with logits (at most %lld and "
+                       "%lld)",
+                       (long long)b->T, (long long)b->n_logits, (long long)m->opts.max_rows,
+                       (long long)m->opts.max_logit_rows);
+    batch sized;
+    uint64_t key = model__bucket(m, b, &sized);
+    int rc = kern_step_begin(m->dev, sized.T, key) ? run(m, kv, &sized, logits, e) : 0;
+    return rc < 0 ? rc : kern_step_end(m->dev, e);
 }

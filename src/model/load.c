@@ -49,8 +49,24 @@ out:
 static int load_vector(model *m, const char *name, int64_t rows, int64_t cols, float **out, err *e)
 {
     *out = arena_alloc(m->mem, sizeof **out * (size_t)(rows * cols));
+    if (m->n_slots == m->cap_slots) {
+        m->cap_slots = m->cap_slots ? 2 * m->cap_slots : 32;
+        m->slots = xrealloc(m->slots, sizeof *m->slots * (size_t)m->cap_slots);
+    }
+    m->slots[m->n_slots++] = (model_vec_slot){out, rows * cols};
     m->bytes.other += sizeof **out * (uint64_t)(rows * cols);
     return read_vector(m, name, rows, cols, *out, e);
+}
+
+/* What was read since goes to the device. */
+static int settle_vectors(model *m, err *e)
+{
+    int rc = 0;
+    for (int i = 0; i < m->n_slots; i++)
+        TRY(kern_constant(m->dev, m->slots[i].at, m->slots[i].n, e));
+    m->n_slots = 0;
+out:
+    return rc;
 }
 
 /* layer < 0: a whole name. name NULL: nothing is read. */
@@ -348,7 +364,8 @@ static int make_absorbed(model *m, const arch_linear *l, model_layer *out, err *
         }
     m->bytes.other +=
         (uint64_t)(H * R) * out->k_up.row_bytes + (uint64_t)(H * V) * out->v_up.row_bytes;
-    rc = 0;
+    TRY(kern_table(m->dev, &out->k_up, e));
+    TRY(kern_table(m->dev, &out->v_up, e));
 out:
     free(row);
     drop_loaded(&s);
@@ -397,6 +414,9 @@ static int load_ends(model *m, const arch_linear *head, err *e)
     if (ends.shared) share_ends(m, &before);
     snprintf(name, sizeof name, "%s", a->name.final_norm);
     TRY(load_norm(m, -1, name, a->hidden, &m->final_norm, e));
+    TRY(kern_table(m->dev, &m->embed, e));
+    TRY(kern_table(m->dev, &m->pos, e));
+    TRY(settle_vectors(m, e));
 out:
     return rc;
 }
@@ -506,7 +526,7 @@ static int load_layer(model *m, int i, const arch_linear *all, int n, err *e)
     for (int k = 0; k < n; k++)
         TRY(place(m, &all[k], l, &x, e));
     if (moe) TRY(group_experts(m, l, &x, e));
-    rc = 0;
+    TRY(settle_vectors(m, e));
 out:
     drop_set(m, x.up);
     drop_set(m, x.down);

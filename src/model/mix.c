@@ -1,6 +1,5 @@
 /* The first half of a layer: tokens read one another. Attention with all its variants, latent
  * attention (MLA) in the absorbed form, gated delta net. Each reads m->in and writes m->y. */
-#include <math.h>
 #include "model/model_internal.h"
 
 void model__norm(model *m, const float *x, const model_vec *w, int64_t T, float *out)
@@ -60,11 +59,8 @@ static void store(model *m, int i, kv_pool *kv, const batch *b, const float *k, 
 
 static void scale_far(model *m, const batch *b, float *q, int64_t ldq, int64_t n)
 {
-    float beta = m->arch->far_beta;
-    for (int64_t i = 0; beta != 0 && i < b->T; i++) {
-        float steps = (float)(b->pos[i] / m->arch->far_from);
-        if (steps > 0) kern_scale(m->dev, q + i * ldq, 1.0f + beta * logf(1.0f + steps), n);
-    }
+    if (m->arch->far_beta != 0)
+        kern_scale_far(m->dev, q, ldq, n, b->pos, m->arch->far_beta, m->arch->far_from, b->T);
 }
 
 static void attention(model *m, int i, kv_pool *kv, const batch *b)
@@ -115,13 +111,6 @@ static void latent_attention(model *m, int i, kv_pool *kv, const batch *b)
     kern_linear_run(m->dev, l->lin[ARCH_O], m->attn, a->H * V, T, m->y, a->hidden);
 }
 
-static float *const *states(model *m, int i, kv_pool *kv, const batch *b, int64_t offset)
-{
-    for (int s = 0; s < b->n_seqs; s++)
-        m->state[s] = kv_pool_state(kv, i, b->state ? b->state[s] : s) + offset;
-    return m->state;
-}
-
 static void delta_net(model *m, int i, kv_pool *kv, const batch *b)
 {
     const arch_model *a = m->arch;
@@ -130,11 +119,14 @@ static void delta_net(model *m, int i, kv_pool *kv, const batch *b)
     int64_t k = (int64_t)a->delta.Hk * a->delta.Dk, v = (int64_t)Hv * Dv, C = 2 * k + v, ld = C + v,
             T = b->T;
     float *ba = m->gates, *g = ba + T * 2 * Hv, *beta = g + T * Hv;
+    float *base = kv_pool_state(kv, i, 0);
+    int64_t taps = C * (a->delta.conv - 1);
+    kern_states conv = {base, m->kv_shapes[i].state_floats, b->state},
+                memory = {base + taps, conv.stride, b->state};
     kern_linear_run(m->dev, l->lin[ARCH_DELTA_IN], m->in, a->hidden, T, m->qkv, ld);
     kern_linear_run(m->dev, l->lin[ARCH_DELTA_BA], m->in, a->hidden, T, ba, 2 * Hv);
     kern_delta_gates(m->dev, ba, 2 * Hv, Hv, l->a_log, l->dt_bias, T, g, beta);
-    kern_conv_silu(m->dev, m->qkv, ld, C, a->delta.conv, l->conv, b->seqs[0], b->n_seqs,
-                   states(m, i, kv, b, 0));
+    kern_conv_silu(m->dev, m->qkv, ld, C, a->delta.conv, l->conv, b->seqs[0], b->n_seqs, &conv);
     kern_delta_args d = {.q = m->qkv,
                          .k = m->qkv + k,
                          .v = m->qkv + 2 * k,
@@ -149,7 +141,7 @@ static void delta_net(model *m, int i, kv_pool *kv, const batch *b)
                          .Dv = Dv,
                          .seqs = b->seqs[0],
                          .n_seqs = b->n_seqs,
-                         .state = states(m, i, kv, b, C * (a->delta.conv - 1)),
+                         .state = &memory,
                          .out = m->attn};
     kern_gated_delta(m->dev, &d);
     kern_gated_rmsnorm(m->dev, m->attn, m->qkv + C, ld, Hv, Dv, l->delta_norm, a->eps, T, m->attn);

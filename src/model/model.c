@@ -7,17 +7,14 @@
 #include <string.h>
 #include "base/log.h"
 
-static int buffer(model *m, float **out, int64_t rows, int64_t cols, err *e)
+static int buffer(model *m, float **out, kern_lanes_kind kind, int64_t rows, int64_t cols, err *e)
 {
-    void *p = NULL;
     size_t n;
     if (!mem_mul((size_t)rows, (size_t)cols, &n) || !mem_mul(n, sizeof(float), &n))
         return err_set(e, ERR_LIMIT, "activations of %lld rows are too large", (long long)rows);
-    int rc = kern_alloc(m->dev, &p, n, e);
-    if (rc < 0) return rc;
-    *out = p;
-    m->bytes.workspace += n;
-    return 0;
+    int rc = kern_lanes(m->dev, out, rows * cols, kind, m->opts.act, e);
+    if (rc == 0) m->bytes.workspace += n;
+    return rc;
 }
 
 static int route_buffers(model *m, int64_t T, err *e)
@@ -27,10 +24,10 @@ static int route_buffers(model *m, int64_t T, err *e)
     int64_t k = x->top_k;
     int rc = 0;
     if (!x->E) return 0;
-    TRY(buffer(m, &m->route_logits, T, x->E, e));
-    TRY(buffer(m, &m->route_weight, T, k, e));
+    TRY(buffer(m, &m->route_logits, KERN_STREAM, T, x->E, e));
+    TRY(buffer(m, &m->route_weight, KERN_STREAM, T, k, e));
     /* expert, row and slot of each choice; the experts' first slots */
-    TRY(buffer(m, &p, 1, 3 * T * k + x->E + 1, e));
+    TRY(buffer(m, &p, KERN_STREAM, 1, 3 * T * k + x->E + 1, e));
     m->route_expert = (int32_t *)(void *)p;
     m->route_row = m->route_expert + T * k;
     m->route_slot = m->route_row + T * k;
@@ -48,26 +45,29 @@ static int make_buffers(model *m, err *e)
     arch_widths_of(a, &w);
     m->rot_half = a->rot / 2;
     m->rope_by_length = a->rope[0].kind == ROPE_DYNAMIC || a->rope[0].kind == ROPE_LONGROPE;
-    m->inv = arena_alloc(m->mem, sizeof *m->inv * (size_t)m->rot_half);
-    m->state = arena_alloc(m->mem, sizeof *m->state * (size_t)T);
-    TRY(buffer(m, &m->x, T, h, e));
-    TRY(buffer(m, &m->h, T, h, e));
-    TRY(buffer(m, &m->y, T, h, e));
-    if (a->moe.shared_inter) TRY(buffer(m, &m->y2, T, h, e));
-    TRY(buffer(m, &m->qkv, T, w.mix, e));
-    TRY(buffer(m, &m->attn, T, w.attn, e));
-    if (w.latent) TRY(buffer(m, &m->latent, T, 2 * w.latent, e));
-    if (a->delta.Hv) TRY(buffer(m, &m->gates, T, 4 * a->delta.Hv, e));
-    TRY(buffer(m, &m->gu, T, w.gate_up, e));
-    TRY(buffer(m, &m->act, T, w.act, e));
+    m->inv = arena_alloc(m->mem, sizeof *m->inv * (size_t)(a->n_ropes * m->rot_half));
+    TRY(buffer(m, &m->x, KERN_STREAM, T, h, e));
+    TRY(buffer(m, &m->h, KERN_FLOW, T, h, e));
+    TRY(buffer(m, &m->y, KERN_FLOW, T, h, e));
+    if (a->moe.shared_inter) TRY(buffer(m, &m->y2, KERN_FLOW, T, h, e));
+    TRY(buffer(m, &m->qkv, KERN_FLOW, T, w.mix, e));
+    TRY(buffer(m, &m->attn, KERN_FLOW, T, w.attn, e));
+    if (w.latent) TRY(buffer(m, &m->latent, KERN_FLOW, T, 2 * w.latent, e));
+    if (a->delta.Hv) TRY(buffer(m, &m->gates, KERN_STREAM, T, 4 * a->delta.Hv, e));
+    TRY(buffer(m, &m->gu, KERN_FLOW, T, w.gate_up, e));
+    TRY(buffer(m, &m->act, KERN_FLOW, T, w.act, e));
     for (int i = 0; i < a->n_ropes; i++) {
-        TRY(buffer(m, &m->cosv[i], T, m->rot_half, e));
-        TRY(buffer(m, &m->sinv[i], T, m->rot_half, e));
+        TRY(buffer(m, &m->cosv[i], KERN_STREAM, T, m->rot_half, e));
+        TRY(buffer(m, &m->sinv[i], KERN_STREAM, T, m->rot_half, e));
     }
-    TRY(buffer(m, &m->logit_x, T, h, e));
+    TRY(buffer(m, &m->logit_x, KERN_STREAM, T, h, e));
+    if (m->dev->be)
+        TRY(buffer(m, &m->logits, KERN_STREAM, m->opts.max_logit_rows, model_vocab(m), e));
     TRY(route_buffers(m, T, e));
     TRY(kern_reserve(m->dev, T * w.slots, w.in, w.out, e));
-    m->bytes.workspace += kern_reserve_bytes(T * w.slots, w.in, w.out, team_size(m->dev->team));
+    m->bytes.workspace +=
+        m->dev->be ? m->dev->scratch_bytes
+                   : kern_reserve_bytes(T * w.slots, w.in, w.out, team_size(m->dev->team));
 out:
     return rc;
 }
@@ -108,6 +108,7 @@ int model_open(model **out, quant_ckpt *q, kern_dev *d, const model_opts *o, err
     m->opts = *o;
     m->mem = arena_make();
     if (m->opts.max_rows < 1) m->opts.max_rows = 512;
+    if (m->opts.max_logit_rows < 1) m->opts.max_logit_rows = m->opts.max_rows;
     TRY(arch_open(&m->arch, m->cfg, q->c, e));
     int64_t beside = arch_beside(m->arch, q->c);
     if (beside)
@@ -155,11 +156,15 @@ void model_close(model *m)
                      m->sinv[0],
                      m->sinv[1],
                      m->logit_x,
+                     m->logits,
                      m->route_logits,
                      m->route_weight,
                      (float *)(void *)m->route_expert};
     for (size_t i = 0; i < sizeof bufs / sizeof *bufs; i++)
         if (bufs[i]) kern_free(m->dev, bufs[i]);
+    model__pad_free(&m->pad);
+    free(m->tap_host);
+    free(m->slots);
     arch_close(m->arch);
     arena_drop(m->mem);
     free(m->report);
@@ -191,7 +196,7 @@ int64_t model_vocab(const model *m)
 }
 uint64_t model_kv_clipped(const model *m)
 {
-    return m->kv_clipped;
+    return m->kv_clipped + kern_clipped(m->dev);
 }
 void model_memory(const model *m, model_bytes *out)
 {
@@ -206,6 +211,8 @@ void model_set_tap(model *m, model_tap_fn *fn, void *arg)
 {
     m->tap = fn;
     m->tap_arg = arg;
+    if (fn && m->dev->be && !m->tap_host)
+        m->tap_host = xmalloc(sizeof(float) * (size_t)m->opts.max_rows * (size_t)m->arch->hidden);
 }
 
 int model_report(const model *m, const model_report_line **out)

@@ -7,6 +7,18 @@ typedef struct model_vec { /* a norm; w NULL = none */
     float *w, *b;
 } model_vec;
 
+typedef struct model_vec_slot { /* where a small tensor hangs, and its numbers */
+    float **at;
+    int64_t n;
+} model_vec_slot;
+
+/* A step filled up to the size of a known one (bucket.c); arrays at addresses that stay. */
+typedef struct model_pad {
+    int32_t *ids, *pos, *slot[KV_GROUPS], *state, *rope_len, *logit_rows;
+    kern_seq *seqs[KV_GROUPS];
+    int64_t room; /* rows */
+} model_pad;
+
 typedef struct model_layer {
     model_vec norm1, post_mix, norm2, post_ffn;
     float *q_norm, *k_norm, *sinks;
@@ -35,14 +47,18 @@ struct model {
     /* one step's activations, [max_rows, …]; logit_x holds gathered rows. `in` is what the halves
      * of a layer read: h, or x where the layer has no norm before them. */
     float *x, *h, *y, *y2, *qkv, *attn, *latent, *gu, *act, *logit_x;
+    float *logits;   /* [max_logit_rows, vocab] on a device whose memory is not the program's */
+    float *tap_host; /* [max_rows, hidden] there, made when a tap is first set */
+    model_vec_slot *slots; /* small tensors of the layer in hand, still in host memory */
+    int n_slots, cap_slots;
+    model_pad pad;
     const float *in;
     float *cosv[2], *sinv[2], *inv;
     int64_t rot_half;
     bool rope_by_length;
     float *route_logits, *route_weight; /* [max_rows, E], [max_rows, top_k] */
     int32_t *route_expert, *route_row, *route_slot, *route_first;
-    float *gates;  /* [max_rows, 4*Hv]: b, a, decay, strength */
-    float **state; /* [max_rows] of one layer's sequences */
+    float *gates; /* [max_rows, 4*Hv]: b, a, decay, strength */
     model_tap_fn *tap;
     void *tap_arg;
     uint64_t kv_clipped;
@@ -61,6 +77,10 @@ void model__rope_inv(const rope_config *r, int64_t rot, int64_t max_position, in
                      float *inv);
 void model__rope_fill(const float *inv, int64_t half, double attention, int64_t pos, float *cosv,
                       float *sinv);
+/* bucket.c: the step as a device that knows steps by name wants it: out is b, or b filled up with
+ * rows of no sequence. Returns its name, 0 = none. */
+uint64_t model__bucket(model *m, const batch *b, batch *out);
+void model__pad_free(model_pad *p);
 /* load.c */
 int model__load(model *m, err *e);
 void model__unload(model *m);

@@ -179,10 +179,11 @@ static void test_sort(void **state)
     (void)state;
     enum { T = 37, K = 3, E = 9 };
     int32_t expert[T * K], row[T * K], first[E + 1], slot[T * K];
+    kern_dev *d = isas[0].dev;
     for (int t = 0; t < T; t++)
         for (int j = 0; j < K; j++)
             expert[t * K + j] = (t * 5 + j * 3) % 8 + (t % 4 == 0 && j == 1); /* expert 8: few */
-    kern_route_sort(expert, T, K, E, row, first, slot);
+    kern_route_sort(d, expert, T, K, E, row, first, slot);
     assert_int_equal(first[0], 0);
     assert_int_equal(first[E], T * K);
     bool used[T * K] = {false};
@@ -196,7 +197,7 @@ static void test_sort(void **state)
     for (int e = 0; e < E; e++)
         for (int s = first[e] + 1; s < first[e + 1]; s++)
             assert_true(row[s - 1] < row[s]);
-    kern_route_sort(expert, 0, K, E, row, first, slot);
+    kern_route_sort(d, expert, 0, K, E, row, first, slot);
     for (int e = 0; e <= E; e++)
         assert_int_equal(first[e], 0);
 }
@@ -360,8 +361,8 @@ static void check_experts(const isa *on, const expert_case *c, const kern_expert
     for (int64_t i = 0; i < S; i++)
         row[i] = tokens ? (int32_t)((i * 31 + 7) % tokens) : (int32_t)i;
     size_t scratch = on->dev->scratch_bytes;
-    kern_experts_run(on->dev, x, in, ldin, tokens ? row : NULL, first, y, ldy);
-    kern_experts_run(on->one, x1, in, ldin, tokens ? row : NULL, first, y1, ldy);
+    kern_experts_run(on->dev, x, in, ldin, tokens ? row : NULL, first, S, y, ldy);
+    kern_experts_run(on->one, x1, in, ldin, tokens ? row : NULL, first, S, y1, ldy);
     assert_memory_equal(y, y1, (size_t)(S * ldy) * sizeof *y);
     assert_int_equal(scratch, on->dev->scratch_bytes);
     for (int64_t i = 0; i < S; i++)

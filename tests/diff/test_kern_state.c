@@ -9,15 +9,15 @@ static const int chunks[] = {3, 1, 5, 32}; /* rows a sequence gives to each step
 
 typedef struct steps { /* the sequences of one step; rows of the step in order of sequences */
     kern_seq seq[N_SEQS];
-    float *state[N_SEQS];
-    int at[N_SEQS]; /* tokens of the sequence done before */
+    int32_t slot[N_SEQS]; /* of its state */
+    int at[N_SEQS];       /* tokens of the sequence done before */
     int n, rows;
 } steps;
 
 static int32_t no_page;
 
-/* The next chunk of each sequence; whole: all of it. State is that of the sequence. */
-static void next_step(steps *s, int done[N_SEQS], int round, bool whole, float *const state[N_SEQS])
+/* The next chunk of each sequence; whole: all of it. */
+static void next_step(steps *s, int done[N_SEQS], int round, bool whole)
 {
     memset(s, 0, sizeof *s);
     for (int i = 0; i < N_SEQS; i++) {
@@ -25,7 +25,7 @@ static void next_step(steps *s, int done[N_SEQS], int round, bool whole, float *
         if (n > left) n = left;
         if (n == 0) continue;
         s->seq[s->n] = (kern_seq){s->rows, n, done[i] + n, &no_page};
-        s->state[s->n] = state[i];
+        s->slot[s->n] = i;
         s->at[s->n++] = i * 64 + done[i]; /* row of the test's own arrays */
         s->rows += n;
         done[i] += n;
@@ -34,13 +34,13 @@ static void next_step(steps *s, int done[N_SEQS], int round, bool whole, float *
 
 static void states_open(float *state[N_SEQS], int64_t n)
 {
-    for (int i = 0; i < N_SEQS; i++)
-        state[i] = poisoned(n); /* what an ended sequence left */
+    state[0] = poisoned(N_SEQS * n); /* what an ended sequence left */
+    for (int i = 1; i < N_SEQS; i++)
+        state[i] = state[i - 1] + n;
 }
 static void states_close(float *state[N_SEQS])
 {
-    for (int i = 0; i < N_SEQS; i++)
-        free(state[i]);
+    free(state[0]);
 }
 
 /* Rows of the step between the arrays of the test [N_SEQS*64, n] and those of the step. */
@@ -66,10 +66,11 @@ static void run_conv(kern_dev *d, const float *in, int64_t C, int W, const float
     float *rows = poisoned(N_SEQS * 64 * C);
     steps s;
     for (int round = 0;; round++) {
-        next_step(&s, done, round, whole, state);
+        next_step(&s, done, round, whole);
         if (s.n == 0) break;
         gather(&s, in, C, rows);
-        kern_conv_silu(d, rows, C, C, W, w, s.seq, s.n, s.state);
+        kern_states st = {state[0], state[1] - state[0], s.slot};
+        kern_conv_silu(d, rows, C, C, W, w, s.seq, s.n, &st);
         scatter(&s, rows, C, out);
     }
     free(rows);
@@ -142,13 +143,14 @@ static void run_delta(kern_dev *d, const delta_shape *h, const delta_in *in, boo
           *g = poisoned(R * h->Hv), *beta = poisoned(R * h->Hv), *o = poisoned(R * nv);
     steps s;
     for (int round = 0;; round++) {
-        next_step(&s, done, round, whole, state);
+        next_step(&s, done, round, whole);
         if (s.n == 0) break;
         gather(&s, in->q, nk, q);
         gather(&s, in->k, nk, k);
         gather(&s, in->v, nv, v);
         gather(&s, in->g, h->Hv, g);
         gather(&s, in->beta, h->Hv, beta);
+        kern_states st = {state[0], state[1] - state[0], s.slot};
         kern_delta_args a = {.q = q,
                              .k = k,
                              .v = v,
@@ -163,7 +165,7 @@ static void run_delta(kern_dev *d, const delta_shape *h, const delta_in *in, boo
                              .Dv = h->Dv,
                              .seqs = s.seq,
                              .n_seqs = s.n,
-                             .state = s.state,
+                             .state = &st,
                              .out = o};
         kern_gated_delta(d, &a);
         scatter(&s, o, nv, out);
