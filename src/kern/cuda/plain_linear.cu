@@ -50,7 +50,6 @@ static __device__ __forceinline__ void stored8(const gpu_panels &w, const float 
         int64_t line = w.bits == 2 ? c / 2 : c / 4 * 3 + c / 2 % 2;
         uint32_t low = word[line * PANEL] >> (c % 2 * 2);
         uint32_t top = w.bits == 2 ? 0 : word[(c / 4 * 3 + 2) * PANEL] >> (c % 4);
-#pragma unroll
         for (int i = 0; i < 8; i++) {
             int shift = i % 4 * 8 + (i & 4);
             v[i] = lut[(low >> shift & 3u) | (top >> shift & 1u) << 2];
@@ -59,13 +58,11 @@ static __device__ __forceinline__ void stored8(const gpu_panels &w, const float 
     }
     case 4: {
         uint32_t u = word[c * PANEL];
-#pragma unroll
         for (int i = 0; i < 8; i++)
             v[i] = lut[u >> (i % 4 * 8 + (i & 4)) & 15u];
         break;
     }
     case 8:
-#pragma unroll
         for (int i = 0; i < 8; i++) {
             uint32_t u = word[(2 * c + i / 4) * PANEL] >> (i % 4 * 8) & 255u;
             v[i] = w.bias                  ? (float)((int)u - w.bias)
@@ -74,14 +71,12 @@ static __device__ __forceinline__ void stored8(const gpu_panels &w, const float 
         }
         break;
     case 16:
-#pragma unroll
         for (int i = 0; i < 8; i++) {
             uint32_t u = word[(4 * c + i / 2) * PANEL] >> (i % 2 * 16) & 0xffffu;
             v[i] = w.code == NUM_BF16 ? bf16_f32((uint16_t)u) : f16_f32(u);
         }
         break;
     default:
-#pragma unroll
         for (int i = 0; i < 8; i++)
             v[i] = bits_f32(word[(8 * c + i) * PANEL]);
     }
@@ -114,7 +109,6 @@ static __device__ __forceinline__ void weights8(const gpu_panels &w, const float
     stored8(w, lut, panel, (int)(n % PANEL), c, v);
     int64_t g = w.groups > 1 ? (uint32_t)(8 * c) / (uint32_t)w.group : 0;
     float zero, s = scale_of(w, n, g < w.groups ? g : w.groups - 1, &zero);
-#pragma unroll
     for (int i = 0; i < 8; i++)
         v[i] = (v[i] - zero) * s;
 }
@@ -256,7 +250,6 @@ static __device__ void narrow(const gpu_panels &w, const float *lut, const plain
     for (int64_t c = tid / PANEL; c < k.Kp / 8; c += THREADS / PANEL) {
         float v[8], a[8];
         weights8(w, lut, panel * PANEL + r, c, v);
-#pragma unroll
         for (int m = 0; m < MB; m++) {
             if (k.m0 + m >= k.m1) break;
             load8(k.a + (k.m0 + m) * k.Kp + 8 * c, a);
@@ -291,7 +284,6 @@ static __device__ __forceinline__ void multiply(const plain_tiles &t, float acc[
 {
     const int j = (int)threadIdx.x % 16, i = (int)threadIdx.x / 16;
     float s[4][4] = {{0}};
-#pragma unroll 8
     for (int k = 0; k < STEP; k++)
         for (int a = 0; a < 4; a++)
             for (int b = 0; b < 4; b++)
@@ -472,11 +464,9 @@ static __global__ void __launch_bounds__(THREADS) head_narrow(gpu_head_matmul p)
     float acc[8] = {0};
     for (int64_t k = at; k < p.K; k += 32) {
         float w = plain_at(p.w, p.w_type, (h * p.N + n) * p.K + k);
-#pragma unroll
         for (int t = 0; t < 8; t++)
             if (t < p.T) acc[t] += w * lane(p.x, t * p.ldx + h * p.ldh + k);
     }
-#pragma unroll
     for (int t = 0; t < 8; t++) {
         float sum = warp_sum(acc[t]);
         if (at == 0 && t < p.T) put_lane(p.out, t * p.ldo + h * p.ldoh + n, sum);
