@@ -18,13 +18,20 @@
 #define SMEM(type, name)                                                                           \
     extern __shared__ __align__(16) unsigned char smem_bytes_[];                                   \
     type *name = reinterpret_cast<type *>(smem_bytes_)
+/* More than 48 KiB of it: right before the launch. NULL or why not. */
+#define ALLOW_SMEM(kernel, bytes)                                                                  \
+    cuda_error(                                                                                    \
+        cudaFuncSetAttribute((kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(bytes)))
 /* Why it was not launched, or NULL. */
 #define LAUNCH(kernel, grid, block, smem, stream, ...)                                             \
     (kernel<<<(grid), (block), (smem), (cudaStream_t)(stream)>>>(__VA_ARGS__), launch_error())
+static inline const char *cuda_error(cudaError_t rc)
+{
+    return rc == cudaSuccess ? NULL : cudaGetErrorString(rc);
+}
 static inline const char *launch_error(void)
 {
-    cudaError_t rc = cudaGetLastError();
-    return rc == cudaSuccess ? NULL : cudaGetErrorString(rc);
+    return cuda_error(cudaGetLastError());
 }
 #endif
 #include "kern/cuda/api.h"
