@@ -136,7 +136,7 @@ docs: all
 	@$(BUILD)/tare completions markdown > docs/OPTIONS.md
 	@python3 tools/gen_docs.py
 format:
-	@clang-format -i $$(find src tests bench -name '*.c' -o -name '*.h')
+	@clang-format -i $$(find src tests bench -name '*.c' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cc')
 
 PREFIX ?= /usr/local
 DESTDIR ?=

@@ -41,7 +41,7 @@ def sources():
     out = []
     for d in ("src", "tests", "bench"):
         for p, _, fs in os.walk(d):
-            out += [os.path.join(p, f) for f in fs if f.endswith((".c", ".h", ".cu", ".cuh"))]
+            out += [os.path.join(p, f) for f in fs if f.endswith((".c", ".h", ".cu", ".cuh", ".cc"))]
     return sorted(out)
 
 
@@ -147,7 +147,7 @@ def banned():
 
 def essays():
     return [f"{f}: does not open with a comment that says what it owns" for f, t in FILES.items()
-            if f.startswith("src/") and f.endswith(".c") and not t.lstrip().startswith("/*")]
+            if f.startswith("src/") and f.endswith((".c", ".cu", ".cc")) and not t.lstrip().startswith("/*")]
 
 
 def guards():

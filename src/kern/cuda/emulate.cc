@@ -44,7 +44,7 @@ typedef struct warp {
     int come[32]; /* to operations whose lowest lane this is */
 } warp;
 
-typedef struct machine { /* of one OS thread */
+typedef struct machine { /* the one device; in the hands of whoever holds `busy` */
     fiber threads[MAX_THREADS];
     warp warps[MAX_THREADS / 32];
     fiber *queue[MAX_THREADS];
@@ -58,15 +58,15 @@ typedef struct machine { /* of one OS thread */
     const char *kernel;
     void *stacks[MAX_THREADS], *fresh; /* tops of the free ones, of the latest in use */
     int n_stacks, made;
-    void *all_stacks[MAX_THREADS];
-    unsigned char *smem;
-    size_t smem_bytes;
-    const void *allowed_kernel;
-    size_t allowed_bytes;
+    alignas(1024) unsigned char smem[MAX_SMEM + EDGE];
 } machine;
 
-__thread uint3 threadIdx, blockIdx, blockDim, gridDim;
-static __thread __attribute__((tls_model("initial-exec"))) machine *mine;
+uint3 threadIdx, blockIdx, blockDim, gridDim;
+static machine the_machine;
+static pthread_mutex_t busy = PTHREAD_MUTEX_INITIALIZER;
+/* The section of __shared__ arrays, where there is one. */
+extern "C" EMU_PRIVATE __attribute__((weak)) unsigned char __start_emu_shared[],
+    __stop_emu_shared[];
 
 void emu_die(const char *format, ...)
 {
@@ -111,7 +111,6 @@ static void *make_stack(machine *m)
     unsigned char *p = (unsigned char *)mmap(NULL, STACK_BYTES, PROT_READ | PROT_WRITE,
                                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED || mprotect(p, GUARD_BYTES, PROT_NONE)) emu_die("no memory for a stack");
-    m->all_stacks[m->made] = p;
     /* Tops lie apart in the cache. */
     return p + STACK_BYTES - 64 - (size_t)(m->made++ % 56) * 64;
 }
@@ -203,7 +202,7 @@ static void start_one(machine *m)
 
 static void runner(void)
 {
-    machine *m = mine;
+    machine *m = &the_machine;
     void *unused, *stack = m->fresh;
     while (m->started < m->n)
         start_one(m);
@@ -224,7 +223,7 @@ static void run_block(machine *m)
  */
 void emu_sync_block(const char *file, int line)
 {
-    machine *m = mine;
+    machine *m = &the_machine;
     fiber *self = m->self;
     self->at = AT_BARRIER;
     self->file = file;
@@ -244,13 +243,13 @@ void emu_sync_block(const char *file, int line)
 
 int emu_lane_id(void)
 {
-    return (int)(mine->self - mine->threads) % 32;
+    return (int)(the_machine.self - the_machine.threads) % 32;
 }
 
 void emu_warp(unsigned mask, emu_warp_op *op, const void *in, void *out, int64_t arg,
               const char *file, int line)
 {
-    machine *m = mine;
+    machine *m = &the_machine;
     fiber *self = m->self;
     int index = (int)(self - m->threads), me = index % 32;
     fiber *all = self - me;
@@ -280,62 +279,40 @@ void emu_warp(unsigned mask, emu_warp_op *op, const void *in, void *out, int64_t
 
 /* ---- launches -----------------------------------------------------------------------------------
  */
-static pthread_key_t at_exit;
-static pthread_once_t once = PTHREAD_ONCE_INIT;
-
-static void drop_machine(void *p)
-{
-    machine *m = (machine *)p;
-    for (int i = 0; i < m->made; i++)
-        munmap(m->all_stacks[i], STACK_BYTES);
-    free(m->smem);
-    free(m);
-}
-
-static void make_key(void)
-{
-    if (pthread_key_create(&at_exit, drop_machine)) emu_die("no key for a thread's fibers");
-}
-
-static machine *my_machine(void)
-{
-    if (mine) return mine;
-    pthread_once(&once, make_key);
-    mine = (machine *)calloc(1, sizeof *mine);
-    if (mine) mine->smem = (unsigned char *)aligned_alloc(1024, MAX_SMEM + 1024);
-    if (!mine || !mine->smem || pthread_setspecific(at_exit, mine)) emu_die("no memory");
-    return mine;
-}
-
 void *emu_smem(void)
 {
-    return mine->smem;
+    return the_machine.smem;
 }
+
+/* Of the calling thread: what its next launch may use. */
+static __thread const void *allowed_kernel;
+static __thread size_t allowed_bytes;
 
 void emu_allow_smem(const void *kernel, size_t bytes)
 {
     if (bytes > MAX_SMEM) emu_die("%zu bytes of shared memory asked for", bytes);
-    my_machine()->allowed_kernel = kernel;
-    my_machine()->allowed_bytes = bytes;
+    allowed_kernel = kernel;
+    allowed_bytes = bytes;
 }
 
-static void check_shape(const machine *m, const void *kernel, dim3 g, dim3 b, size_t smem)
+static void check_shape(const char *name, const void *kernel, dim3 g, dim3 b, size_t smem)
 {
     uint64_t n = (uint64_t)b.x * b.y * b.z;
     if (!g.x || !g.y || !g.z || g.x > INT32_MAX || g.y > 65535 || g.z > 65535)
-        emu_die("%s: a grid of (%u,%u,%u)", m->kernel, g.x, g.y, g.z);
+        emu_die("%s: a grid of (%u,%u,%u)", name, g.x, g.y, g.z);
     if (!n || n > MAX_THREADS || b.x > 1024 || b.y > 1024 || b.z > 64)
-        emu_die("%s: a block of (%u,%u,%u)", m->kernel, b.x, b.y, b.z);
-    if (smem > FREE_SMEM && !(m->allowed_kernel == kernel && smem <= m->allowed_bytes))
-        emu_die("%s: %zu bytes of shared memory without ALLOW_SMEM", m->kernel, smem);
+        emu_die("%s: a block of (%u,%u,%u)", name, b.x, b.y, b.z);
+    if (smem > FREE_SMEM && !(allowed_kernel == kernel && smem <= allowed_bytes))
+        emu_die("%s: %zu bytes of shared memory without ALLOW_SMEM", name, smem);
 }
 
 const char *emu_launch(const char *name, const void *kernel, dim3 grid, dim3 block, size_t smem,
                        void (*body)(void *ctx), void *ctx)
 {
-    machine *m = my_machine();
+    machine *m = &the_machine;
+    check_shape(name, kernel, grid, block, smem);
+    pthread_mutex_lock(&busy);
     m->kernel = name;
-    check_shape(m, kernel, grid, block, smem);
     m->body = body;
     m->ctx = ctx;
     m->n = (int)(block.x * block.y * block.z);
@@ -343,6 +320,8 @@ const char *emu_launch(const char *name, const void *kernel, dim3 grid, dim3 blo
     blockDim = uint3{block.x, block.y, block.z};
     gridDim = uint3{grid.x, grid.y, grid.z};
     memset(m->smem + smem, EDGE_BYTE, EDGE);
+    if (__start_emu_shared)
+        memset(__start_emu_shared, 0xff, (size_t)(__stop_emu_shared - __start_emu_shared));
     for (blockIdx.z = 0; blockIdx.z < grid.z; blockIdx.z++)
         for (blockIdx.y = 0; blockIdx.y < grid.y; blockIdx.y++)
             for (blockIdx.x = 0; blockIdx.x < grid.x; blockIdx.x++) {
@@ -353,6 +332,7 @@ const char *emu_launch(const char *name, const void *kernel, dim3 grid, dim3 blo
                     if (m->smem[smem + (size_t)i] != EDGE_BYTE)
                         emu_die("%s: wrote past its %zu bytes of shared memory", name, smem);
             }
+    pthread_mutex_unlock(&busy);
     return NULL;
 }
 
@@ -406,8 +386,8 @@ static const char *dev_facts(int device, gpu_facts *out)
 {
     memset(out, 0, sizeof *out);
     if (device) return dev_bind(device);
-    strcpy(out->name, "emulated");
-    strcpy(out->driver, "none");
+    snprintf(out->name, sizeof out->name, "emulated");
+    snprintf(out->driver, sizeof out->driver, "none");
     out->sm = 90;
     out->sms = 4;
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);

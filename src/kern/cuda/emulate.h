@@ -4,13 +4,14 @@
  * The threads of a block are fibers of the calling OS thread; blocks run one after another, so a
  * kernel must not wait for another block. A thread runs until it has to wait: one that never does
  * costs a call. The order in which threads start turns round from block to block, which makes many
- * a missing barrier show. Launches from several OS threads do not disturb each other.
+ * a missing barrier show. Launches of several OS threads follow one another.
  *
  * Stricter than the device: a launch ends the process with a message where threads of a block end
  * or wait elsewhere while others wait at a barrier, where a warp's operation names lanes that do
  * not come (or that come from another line), where a block has more than 1024 threads, where the
  * grid is empty or too large, and where dynamic shared memory was written past its end. Dynamic
- * shared memory holds NaN when a block starts; __shared__ arrays hold what was left there.
+ * shared memory holds NaN when a block starts, __shared__ arrays when a launch does (so a kernel
+ * with such arrays must be static: they all lie in one section).
  *
  * Warp operations are made of emu_warp: every lane of the mask leaves `in`, `out` and `arg` and
  * waits; the last one runs `op` once for all. */
@@ -41,8 +42,7 @@ struct dim3 {
     dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
 };
 #define EMU_PRIVATE __attribute__((visibility("hidden")))
-#define EMU_THREAD  EMU_PRIVATE __attribute__((tls_model("initial-exec")))
-EMU_THREAD extern __thread uint3 threadIdx, blockIdx, blockDim, gridDim;
+EMU_PRIVATE extern uint3 threadIdx, blockIdx, blockDim, gridDim;
 #define warpSize 32
 
 /* Where a call stands, for messages and to tell barriers apart. */
