@@ -23,6 +23,11 @@ PTX void ptx_mbar_fence(void)
 {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
+/* Ordinary accesses of shared memory before, bulk copies or wgmma after. */
+PTX void ptx_proxy_fence(void)
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
 PTX void ptx_mbar_expect(uint32_t bar, uint32_t bytes)
 {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
@@ -129,6 +134,15 @@ PTX void ptx_mma_bf16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+/* The same of f16. */
+PTX void ptx_mma_f16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, "
+                 "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 /* ---- copies a thread asks for, in groups --------------------------------------------------------
  */
 PTX void ptx_copy16(uint32_t to, const void *from)
@@ -203,6 +217,12 @@ PTX uint4 ptx_lds128(uint32_t at)
                  : "r"(at));
     return v;
 }
+PTX void ptx_sts128(uint32_t at, uint4 v)
+{
+    asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z),
+                 "r"(v.w)
+                 : "memory");
+}
 PTX float4 ptx_lds_f32x4(uint32_t at)
 {
     float4 v;
@@ -222,6 +242,18 @@ PTX uint32_t ptx_lds16(uint32_t at)
 {
     uint16_t v;
     asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(at));
+    return v;
+}
+PTX uint32_t ptx_lds32(uint32_t at)
+{
+    uint32_t v;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at));
+    return v;
+}
+PTX uint32_t ptx_lds8(uint32_t at)
+{
+    uint32_t v;
+    asm volatile("ld.shared.u8 %0, [%1];" : "=r"(v) : "r"(at));
     return v;
 }
 /* (a & b) | c in one instruction */
@@ -249,12 +281,40 @@ PTX uint32_t ptx_pack_bf16(float lo, float hi)
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(hi), "f"(lo));
     return d;
 }
+PTX uint32_t ptx_pack_f16(float lo, float hi)
+{
+    uint32_t d;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(hi), "f"(lo));
+    return d;
+}
+PTX uint32_t ptx_e4m3_f16(uint32_t two) /* the codes in the low half; exact, NaN stays NaN */
+{
+    uint32_t d;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(d) : "h"((uint16_t)two));
+    return d;
+}
+PTX float ptx_exp2(float x)
+{
+    float d;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(x));
+    return d;
+}
+PTX float ptx_rcp(float x)
+{
+    float d;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(x));
+    return d;
+}
 /* An 8x8 matrix of 16-bit values, two of row l/4 a lane, transposed across the warp. */
 PTX uint32_t ptx_transpose(uint32_t a)
 {
     uint32_t d;
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(d) : "r"(a));
     return d;
+}
+PTX float ptx_f16_f32(uint32_t bits) /* of the lower half */
+{
+    return __half2float(__ushort_as_half((uint16_t)bits));
 }
 PTX float ptx_bf16_f32(uint32_t bits)
 {
