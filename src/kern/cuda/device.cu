@@ -130,11 +130,31 @@ static void dev_graph_close(void *graph)
     if (graph) (void)why(cudaGraphExecDestroy((cudaGraphExec_t)graph));
 }
 
-static const gpu_api api = {GPU_API_VERSION, dev_count,        dev_facts,       dev_bind,
-                            dev_alloc,       dev_free,         dev_alloc_host,  dev_free_host,
-                            dev_stream_open, dev_stream_close, dev_sync,        dev_upload,
-                            dev_download,    dev_zero,         dev_graph_begin, dev_graph_end,
-                            dev_graph_run,   dev_graph_close,  cuda_launches};
+static gpu_api make_api(void)
+{
+    gpu_api a = {};
+    a.version = GPU_API_VERSION;
+    a.count = dev_count;
+    a.facts = dev_facts;
+    a.bind = dev_bind;
+    a.alloc = dev_alloc;
+    a.free = dev_free;
+    a.alloc_host = dev_alloc_host;
+    a.free_host = dev_free_host;
+    a.stream_open = dev_stream_open;
+    a.stream_close = dev_stream_close;
+    a.sync = dev_sync;
+    a.upload = dev_upload;
+    a.download = dev_download;
+    a.zero = dev_zero;
+    a.graph_begin = dev_graph_begin;
+    a.graph_end = dev_graph_end;
+    a.graph_run = dev_graph_run;
+    a.graph_close = dev_graph_close;
+    a.launch = cuda_launches;
+    return a;
+}
+static const gpu_api api = make_api();
 
 extern "C" __attribute__((visibility("default"))) const gpu_api *tare_gpu_api(int version)
 {

@@ -188,10 +188,6 @@ static void start_one(machine *m)
     int i = m->started++;
     if (m->backwards) i = m->n - 1 - i;
     fiber *f = &m->threads[i];
-    unsigned u = (unsigned)i;
-    f->id.x = u % blockDim.x;
-    f->id.y = u / blockDim.x % blockDim.y;
-    f->id.z = u / blockDim.x / blockDim.y;
     f->at = RUNNING;
     m->self = f;
     threadIdx = f->id;
@@ -262,7 +258,7 @@ void emu_warp(unsigned mask, emu_warp_op *op, const void *in, void *out, int64_t
     self->mask = mask;
     self->op = op;
     int *come = &w->come[__builtin_ctz(mask)];
-    if (++*come < __builtin_popcount(mask)) {
+    if (++*come < (mask == ~0u ? 32 : __builtin_popcount(mask))) {
         suspend(m, self);
         return;
     }
@@ -317,6 +313,8 @@ const char *emu_launch(const char *name, const void *kernel, dim3 grid, dim3 blo
     m->ctx = ctx;
     m->n = (int)(block.x * block.y * block.z);
     m->backwards = m->launches++ & 1;
+    for (unsigned i = 0; i < (unsigned)m->n; i++)
+        m->threads[i].id = uint3{i % block.x, i / block.x % block.y, i / block.x / block.y};
     blockDim = uint3{block.x, block.y, block.z};
     gridDim = uint3{grid.x, grid.y, grid.z};
     memset(m->smem + smem, EDGE_BYTE, EDGE);
@@ -446,11 +444,31 @@ static void dev_graph_close(void *graph)
     (void)graph;
 }
 
-static const gpu_api api = {
-    GPU_API_VERSION, dev_count,     dev_facts,       dev_bind,        dev_alloc,
-    dev_free,        dev_alloc,     dev_free,        dev_stream_open, free,
-    dev_sync,        dev_copy,      dev_copy,        dev_zero,        dev_graph_begin,
-    dev_graph_end,   dev_graph_run, dev_graph_close, cuda_launches};
+static gpu_api make_api(void)
+{
+    gpu_api a = {};
+    a.version = GPU_API_VERSION;
+    a.count = dev_count;
+    a.facts = dev_facts;
+    a.bind = dev_bind;
+    a.alloc = dev_alloc;
+    a.free = dev_free;
+    a.alloc_host = dev_alloc;
+    a.free_host = dev_free;
+    a.stream_open = dev_stream_open;
+    a.stream_close = free;
+    a.sync = dev_sync;
+    a.upload = dev_copy;
+    a.download = dev_copy;
+    a.zero = dev_zero;
+    a.graph_begin = dev_graph_begin;
+    a.graph_end = dev_graph_end;
+    a.graph_run = dev_graph_run;
+    a.graph_close = dev_graph_close;
+    a.launch = cuda_launches;
+    return a;
+}
+static const gpu_api api = make_api();
 
 extern "C" __attribute__((visibility("default"))) const gpu_api *tare_gpu_api(int version)
 {
