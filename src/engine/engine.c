@@ -199,7 +199,7 @@ static int open_buffers(engine *en, err *e)
     void *p = NULL;
     size_t row = sizeof(float) * (size_t)en->vocab;
     en->max_logit_rows = plan_logit_rows(en->vocab, en->chunk, en->max_running);
-    int rc = kern_alloc(en->dev, &p, row * (size_t)en->max_logit_rows, e);
+    int rc = kern_host_alloc(en->dev, &p, row * (size_t)en->max_logit_rows, e);
     if (rc < 0) return rc;
     en->logits = p;
     size_t T = (size_t)en->chunk;
@@ -232,10 +232,7 @@ static int check_opts(engine *en, err *e)
     if (o->max_running == 0) o->max_running = 8;
     if (o->max_queued == 0) o->max_queued = 256;
     if (o->chunk_tokens == 0) o->chunk_tokens = 512;
-    if (o->page_tokens == 0) o->page_tokens = 16;
     if (o->mem_fraction == 0) o->mem_fraction = 0.8;
-    if (o->device && *o->device && strcmp(o->device, "cpu"))
-        return err_set(e, ERR_UNSUPPORTED, "--device %s: only cpu is here", o->device);
     if (o->max_running < 1 || o->max_running > 4096)
         return err_set(e, ERR_USAGE, "--max-running-requests: %lld is not between 1 and 4096",
                        (long long)o->max_running);
@@ -245,7 +242,7 @@ static int check_opts(engine *en, err *e)
     if (o->chunk_tokens < 1 || o->chunk_tokens > 65536)
         return err_set(e, ERR_USAGE, "--chunked-prefill-size: %lld is not between 1 and 65536",
                        (long long)o->chunk_tokens);
-    if (o->page_tokens < 1 || o->page_tokens > 1024)
+    if (o->page_tokens < 0 || o->page_tokens > 1024)
         return err_set(e, ERR_USAGE, "--page-size: %d is not between 1 and 1024", o->page_tokens);
     if (!(o->mem_fraction > 0 && o->mem_fraction <= 1))
         return err_set(e, ERR_USAGE, "--mem-fraction-static: %g is not between 0 and 1",
@@ -253,7 +250,6 @@ static int check_opts(engine *en, err *e)
     if (o->max_model_len < 0 || o->max_total_tokens < 0)
         return err_set(e, ERR_USAGE, "--max-model-len and --max-total-tokens must not be negative");
     en->max_running = (int)o->max_running;
-    en->page_tokens = o->page_tokens;
     en->chunk = o->chunk_tokens > o->max_running ? o->chunk_tokens : o->max_running;
     en->prefix_cache = !o->no_prefix_cache;
     return 0;
@@ -277,7 +273,8 @@ static void describe(engine *en, const kv_format *kv, kern_act act)
     snprintf(i->activation, sizeof i->activation, "%.47s (%s)", n ? lines[0].choice[0].act : "f32",
              kern_act_name(act));
     snprintf(i->kv_dtype, sizeof i->kv_dtype, "%s", kv->name);
-    snprintf(i->device, sizeof i->device, "cpu: %.50s", cpu_model_name());
+    snprintf(i->device, sizeof i->device, "%s: %.50s", en->dev->name,
+             en->dev->what ? en->dev->what : cpu_model_name());
     buf origin = {0};
     ckpt_origin_words(en->c, &origin);
     snprintf(i->origin, sizeof i->origin, "%s", origin.data ? origin.data : "");
@@ -327,6 +324,27 @@ static int dialect_assertion(engine *en, err *e)
     return 0;
 }
 
+/* A machine without such a device says so, and the CPU runs the model; --strict makes it an error.
+ */
+static int open_device(engine *en, const kern_opts *o, err *e)
+{
+    err why = {0};
+    kern_opts cpu = *o;
+    int rc = kern_open(&en->dev, o, &why);
+    if (rc == -ERR_UNSUPPORTED && !en->o.strict && o->device && strcmp(o->device, "emulated")) {
+        log_warn("%s; the model runs on the CPU", why.msg);
+        cpu.device = NULL;
+        rc = kern_open(&en->dev, &cpu, e);
+    } else if (rc < 0) {
+        return err_set(e, why.code, "%s", why.msg);
+    }
+    if (rc < 0) return rc;
+    en->page_tokens = en->o.page_tokens      ? en->o.page_tokens
+                      : en->dev->page_tokens ? en->dev->page_tokens
+                                             : 16;
+    return 0;
+}
+
 static int load(engine *en, err *e)
 {
     int rc = 0;
@@ -361,10 +379,18 @@ static int load(engine *en, err *e)
     }
     const arch_row *arch;
     TRY(arch_find(cfg, &arch, e));
-    TRY(kern_open(&en->dev, &ko, e));
+    TRY(open_device(en, &ko, e));
+    if (en->dev->memory_bytes) {
+        available = en->dev->memory_bytes;
+        source = "the GPU";
+    }
     TRY(predict(en, kv, act, e));
-    model_opts mo = {
-        .act = act, .quantize = en->o.quantization, .strict = en->o.strict, .max_rows = en->chunk};
+    model_opts mo = {.act = act,
+                     .quantize = en->o.quantization,
+                     .strict = en->o.strict,
+                     .max_rows = en->chunk,
+                     .max_logit_rows =
+                         plan_logit_rows(cfg->vocab_size, en->chunk, en->max_running)};
     TRY(model_open(&en->m, en->q, en->dev, &mo, e));
     en->vocab = model_vocab(en->m);
     TRY(open_pool(en, kv, available, source, e));
@@ -436,7 +462,7 @@ void engine_close(engine *en, double drain_seconds)
     kv_radix_close(en->radix);
     kv_pool_close(en->pool);
     model_close(en->m);
-    if (en->logits) kern_free(en->dev, en->logits);
+    if (en->logits) kern_host_free(en->dev, en->logits);
     kern_close(en->dev);
     quant_close(en->q);
     ckpt_close(en->c);

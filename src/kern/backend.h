@@ -12,6 +12,8 @@ struct kern_backend {
     int (*alloc)(kern_dev *d, void **out, size_t n, err *e);
     int (*lanes)(kern_dev *d, float **out, int64_t n, kern_lanes_kind kind, kern_act act, err *e);
     void (*free)(kern_dev *d, void *p);
+    int (*host_alloc)(kern_dev *d, void **out, size_t n, err *e);
+    void (*host_free)(kern_dev *d, void *p);
     int (*zero)(kern_dev *d, void *p, size_t n, err *e);
     int (*constant)(kern_dev *d, float **p, int64_t n, err *e);
     int (*table)(kern_dev *d, qtensor *t, err *e);

@@ -77,6 +77,24 @@ void kern_free(kern_dev *d, void *p)
     mem_free(p);
 }
 
+int kern_host_alloc(kern_dev *d, void **out, size_t n, err *e)
+{
+    return d->be ? d->be->host_alloc(d, out, n, e) : mem_alloc_huge(out, n, e);
+}
+
+void kern_host_free(kern_dev *d, void *p)
+{
+    if (!p) return;
+    KERN__ELSEWHERE(d, host_free(d, p))
+    mem_free(p);
+}
+
+bool kern_kv_mma(const kern_dev *d, kern_kv_type t, int D, int v_in_k, int page_tokens)
+{
+    return d->be && page_tokens == d->page_tokens && !v_in_k && D % 32 == 0 &&
+           (t == KV_BF16 || t == KV_FP8_E4M3);
+}
+
 int kern_lanes(kern_dev *d, float **out, int64_t n, kern_lanes_kind kind, kern_act act, err *e)
 {
     void *p = NULL;

@@ -38,7 +38,7 @@ typedef struct kern_dev {
     const char *name; /* "cpu", "cuda:0" */
     const char *what; /* "NVIDIA H200"; NULL on the CPU */
     uint32_t features;
-    team *team;
+    struct team *team;
     void *scratch; /* per-device workspace, grown at load, never in a step */
     size_t scratch_bytes;
     const struct kern_backend *be; /* NULL on the CPU */
@@ -56,6 +56,9 @@ void kern_free(kern_dev *d, void *p);
  * 16-bit types in f32 (spec, f32). Freed by kern_free. */
 typedef enum kern_lanes_kind { KERN_STREAM, KERN_FLOW } kern_lanes_kind;
 int kern_lanes(kern_dev *d, float **out, int64_t n, kern_lanes_kind kind, kern_act act, err *e);
+/* Memory that the program reads and the device writes (kern_fetch): pinned where that counts. */
+int kern_host_alloc(kern_dev *d, void **out, size_t n, err *e);
+void kern_host_free(kern_dev *d, void *p);
 int kern_zero(kern_dev *d, void *p, size_t n, err *e);
 /* Makes *p (n floats in host memory, or NULL) readable by ops: on a GPU *p becomes a handle of a
  * copy that lives as long as the device; the CPU leaves it as it is. */
@@ -183,7 +186,10 @@ typedef struct kern_kv_layer { /* one layer's view of the pool */
     uint8_t *base; /* page p at base + p*page_stride */
     size_t page_stride;
     const float *k_scale, *v_scale; /* [Hk] or NULL = 1.0 (fp8 only) */
+    bool mma; /* a GPU's own order of the elements of a page (cuda/kv_place.h) */
 } kern_kv_layer;
+/* Whether a device keeps such pages in its own order; same bytes a page. */
+bool kern_kv_mma(const kern_dev *d, kern_kv_type t, int D, int v_in_k, int page_tokens);
 
 typedef struct kern_seq { /* one sequence of the step */
     int32_t row0, n_rows; /* its rows in q (new tokens) */

@@ -79,15 +79,17 @@ static int open_layer(kv_pool *p, int i, const kv_pool_opts *o, err *e)
     float *ks = p->scales[2 * i], *vs = p->scales[2 * i + 1];
     TRY(kern_constant(p->dev, &ks, l->Hk, e));
     TRY(kern_constant(p->dev, &vs, l->Hk, e));
-    p->layers[i] = (kern_kv_layer){.type = o->type,
-                                   .Hk = l->Hk,
-                                   .D = l->D,
-                                   .v_in_k = l->v_in_k,
-                                   .page_tokens = o->page_tokens,
-                                   .base = p->memory[i],
-                                   .page_stride = page,
-                                   .k_scale = ks,
-                                   .v_scale = vs};
+    p->layers[i] =
+        (kern_kv_layer){.type = o->type,
+                        .Hk = l->Hk,
+                        .D = l->D,
+                        .v_in_k = l->v_in_k,
+                        .page_tokens = o->page_tokens,
+                        .base = p->memory[i],
+                        .page_stride = page,
+                        .k_scale = ks,
+                        .v_scale = vs,
+                        .mma = kern_kv_mma(p->dev, o->type, l->D, l->v_in_k, o->page_tokens)};
 out:
     return rc;
 }

@@ -1,0 +1,160 @@
+/* Private to kern/gpu: a GPU as the rest of the program sees it. The program never links CUDA: all
+ * that touches the device goes through the plug-in's table (kern/cuda/api.h).
+ *
+ *   memory    each allocation has a range of addresses in which nothing can be read or written (a
+ *             handle). A handle of lanes counts four bytes a lane whatever the lanes are on the
+ *             device, so that pointer arithmetic of the model holds; of other memory, bytes.
+ *   step      ops are written down (gpu_rec), arrays of the program are noted as inputs and copied
+ *             to a stage that the device reads; at the end neighbours are fused (fuse.c), all is
+ *             launched, once known as a graph. A step with a name is kept and run again from the
+ *             arrays' new contents.
+ *   errors    the first of a step is kept and comes out of its end. */
+#ifndef KERN_GPU_GPU_H
+#define KERN_GPU_GPU_H
+#include "kern/backend.h"
+#include "kern/gpu/convert.h"
+
+typedef struct gpu_block {
+    uintptr_t va, end;
+    char *dev;
+    bool lanes;
+    gpu_type type;
+} gpu_block;
+
+typedef struct gpu_rec { /* one op */
+    gpu_op op;
+    size_t at, bytes; /* of its arguments in gpu_step.args */
+} gpu_rec;
+
+typedef struct gpu_chunk { /* of a stage */
+    unsigned char *host, *dev;
+    size_t used, room;
+} gpu_chunk;
+
+typedef enum gpu_input_kind { GPU_IN_BYTES, GPU_IN_SEQS } gpu_input_kind;
+typedef struct gpu_input {
+    gpu_input_kind kind;
+    const void *host; /* bytes, or kern_seq [n] */
+    int64_t n;
+    int page_tokens, max_pages; /* SEQS */
+    unsigned char *stage, *dev;
+    gpu_seqs seqs;
+} gpu_input;
+
+typedef struct gpu_output {
+    const void *dev;
+    void *host;
+    size_t bytes;
+} gpu_output;
+
+typedef struct gpu_step {
+    uint64_t key;
+    int64_t T;
+    gpu_rec *ops;
+    int n_ops, cap_ops;
+    unsigned char *args;
+    size_t args_used, args_room;
+    gpu_input *inputs;
+    int n_inputs, cap_inputs;
+    gpu_output *outputs;
+    int n_outputs, cap_outputs;
+    gpu_chunk *chunks;
+    int n_chunks;
+    void *graph;
+} gpu_step;
+
+typedef struct gpu_dev {
+    kern_dev pub;   /* first */
+    kern_dev *host; /* prepares weights */
+    void *lib;
+    const gpu_api *api;
+    gpu_facts facts;
+    int index;
+    char name[32], what[128];
+    void *stream;
+    gpu_block *blocks; /* by address */
+    int n_blocks, cap_blocks;
+    struct gpu_pool { /* constants and weights: never freed one by one */
+        void **mem;
+        int n, cap;
+        char *at;
+        size_t left;
+    } pool;
+    float *act_scratch; /* [act_rows][act_k] */
+    int64_t act_rows, act_k, experts_k;
+    void *attention_work;
+    unsigned long long *clipped;      /* on the device */
+    unsigned long long *clipped_seen; /* pinned */
+    gpu_step step;                    /* the one being written down, if it has no name */
+    gpu_step **known;
+    int n_known;
+    gpu_step *now; /* between begin and end */
+    bool replay;
+    err failure;
+    bool failed;
+} gpu_dev;
+
+static inline gpu_dev *gpu__of(const kern_dev *d)
+{
+    return (gpu_dev *)(void *)(uintptr_t)d;
+}
+
+/* open.c */
+void gpu__close(kern_dev *d);
+int gpu__host_alloc(kern_dev *d, void **out, size_t n, err *e);
+void gpu__host_free(kern_dev *d, void *p);
+/* memory.c */
+void gpu__forget_handles(gpu_dev *g);
+extern const struct kern_backend gpu__backend;
+int gpu__alloc(kern_dev *d, void **out, size_t n, err *e);
+int gpu__lanes(kern_dev *d, float **out, int64_t n, kern_lanes_kind kind, kern_act act, err *e);
+void gpu__free(kern_dev *d, void *p);
+int gpu__zero(kern_dev *d, void *p, size_t n, err *e);
+int gpu__constant(kern_dev *d, float **p, int64_t n, err *e);
+int gpu__table(kern_dev *d, qtensor *t, err *e);
+/* Device memory that lives as long as the device, 256-byte aligned; from: what it holds, or NULL.
+ */
+int gpu__keep(gpu_dev *g, void **out, const void *from, size_t n, err *e);
+/* Device memory for itself. */
+int gpu__device_alloc(gpu_dev *g, void **out, size_t n, err *e);
+/* Turns the plug-in's words into an error. */
+int gpu__check(gpu_dev *g, const char *what, const char *why, err *e);
+/* What a handle stands for. Fails the step where p is none. x NULL: a NULL lane pointer. */
+gpu_x gpu__x(gpu_dev *g, const float *p);
+void *gpu__raw(gpu_dev *g, const void *p);
+const gpu_block *gpu__find(const gpu_dev *g, const void *p);
+
+/* step.c */
+bool gpu__step_begin(kern_dev *d, int64_t T, uint64_t key);
+int gpu__step_flush(kern_dev *d, err *e);
+int gpu__step_end(kern_dev *d, err *e);
+void gpu__fetch(kern_dev *d, const float *x, int64_t n, float *host);
+uint64_t gpu__clipped(const kern_dev *d);
+void gpu__push(gpu_dev *g, gpu_op op, const void *args, size_t bytes);
+/* Device address of an array of the program, n elements of 4 bytes; NULL stays NULL. */
+const void *gpu__input(gpu_dev *g, const void *host, int64_t n);
+/* The same of int32, or of a handle to such. */
+const int32_t *gpu__ints(gpu_dev *g, const int32_t *p, int64_t n);
+/* page_tokens 0: without page tables. */
+gpu_seqs gpu__seqs(gpu_dev *g, const kern_seq *seqs, int n, int page_tokens);
+void gpu__fail(gpu_dev *g, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+void gpu__step_free(gpu_dev *g, gpu_step *s);
+/* fuse.c: neighbours of the list become one. */
+void gpu__fuse(gpu_dev *g, gpu_step *s);
+
+/* linear.c */
+int gpu__linear_make(kern_dev *d, const kern_linear_desc *desc, kern_linear *l, err *e);
+void gpu__linear_drop(kern_dev *d, kern_linear *l);
+void gpu__linear_run(kern_dev *d, const kern_linear *l, const float *x, int64_t ldx, int64_t M,
+                     float *y, int64_t ldy);
+void gpu__linear_unpack(const kern_linear *l, float *out);
+bool gpu__linear_can_embed(const kern_linear *l);
+void gpu__linear_embed(kern_dev *d, const kern_linear *l, const int32_t *ids, int64_t T,
+                       float *out);
+int gpu__reserve(kern_dev *d, int64_t max_rows, int64_t max_k, int64_t max_n, err *e);
+int gpu__experts_make(kern_dev *d, kern_linear **expert, int E, void **own, err *e);
+void gpu__experts_drop(kern_dev *d, void *own);
+void gpu__experts_run(kern_dev *d, const void *own, const float *in, int64_t ldin,
+                      const int32_t *row, const int32_t *first, int64_t slots, float *y,
+                      int64_t ldy);
+#endif

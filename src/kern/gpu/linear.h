@@ -1,0 +1,40 @@
+/* Private to kern/gpu: the lists of a GPU's linears. A layout is one file and one row in
+ * gpu_layouts (linear.c), in order of preference. */
+#ifndef KERN_GPU_LINEAR_H
+#define KERN_GPU_LINEAR_H
+#include "kern/gpu/gpu.h"
+
+typedef struct gpu_linear gpu_linear;
+typedef struct gpu_linear_row {
+    const char *name; /* "cuda-small-w4" */
+    /* NULL = takes this bucket of M. Reads shapes and types only. */
+    const char *(*refuse)(const gpu_dev *g, const kern_linear_desc *d, int bucket);
+    void (*run)(gpu_dev *g, const gpu_linear *l, int bucket, const float *x, int64_t ldx, int64_t M,
+                float *y, int64_t ldy);
+} gpu_linear_row;
+
+typedef struct gpu_layout {
+    const char *name;
+    const gpu_linear_row *const *rows; /* in order, NULL ends */
+    const char *(*refuse)(const gpu_dev *g, const kern_linear_desc *d);
+    /* Fills l->own and adds to l->bytes; what was made is dropped also on error. */
+    int (*make)(gpu_dev *g, const kern_linear_desc *d, gpu_linear *l, err *e);
+    void (*drop)(gpu_dev *g, void *own);
+    void (*unpack)(gpu_dev *g, const gpu_linear *l, float *out); /* [N,K] to host memory */
+    bool (*can_embed)(const gpu_linear *l);                      /* NULL = never */
+    void (*embed)(gpu_dev *g, const gpu_linear *l, const int32_t *ids, int64_t T, gpu_x out);
+    /* What the input becomes, and a finer name of the layout. */
+    void (*choice)(const gpu_linear *l, int bucket, kern_choice *out);
+} gpu_layout;
+extern const gpu_layout *const gpu_layouts[];
+extern const int gpu_n_layouts;
+
+struct gpu_linear {
+    gpu_dev *dev;
+    const gpu_layout *layout;
+    const gpu_linear_row *row[KERN_BUCKETS];
+    void *own; /* the layout's */
+    int64_t N, K;
+    size_t bytes;
+};
+#endif
