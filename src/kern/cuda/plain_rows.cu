@@ -1,23 +1,154 @@
-/* Plain kernels on rows: norms. */
-#include "kern/cuda/port.cuh"
+/* Plain kernels that treat lanes one by one: rotary positions, feed-forward functions, sums, gates,
+ * copies. A thread has a lane (rotary: a pair) of a row. */
+#include "kern/cuda/plain_rows.cuh"
 
-/* One block a row. */
-static __global__ void rmsnorm_kernel(const gpu_norm a)
+/* ---- rotary positions ---------------------------------------------------------------------------
+ */
+/* Heads of q, then those of k. */
+static __global__ void __launch_bounds__(ROW_THREADS, 1) rope_kernel(const gpu_rope a, int heads)
 {
-    int64_t at = (int64_t)blockIdx.x * a.K;
-    float ss = 0;
-    for (int64_t i = threadIdx.x; i < a.K; i += blockDim.x) {
-        float v = lane(a.x, at + i);
-        ss += v * v;
+    int half = a.rot_dim / 2;
+    FOR_LANES(t, i, (int64_t)heads * half, a.T)
+    {
+        int h = (int)(i / half), p = (int)(i % half);
+        bool is_k = h >= a.H;
+        gpu_x x = is_k ? a.k : a.q;
+        int64_t at = is_k ? t * a.ldk + (int64_t)(h - a.H) * a.D : t * a.ldq + (int64_t)h * a.D;
+        int64_t one = at + (a.pairs ? 2 * p : p), two = a.pairs ? one + 1 : one + half;
+        float u = lane(x, one), v = lane(x, two), c = a.cosv[t * half + p],
+              s = a.sinv[t * half + p];
+        put_lane(x, one, u * c - v * s);
+        put_lane(x, two, v * c + u * s);
     }
-    ss = block_sum(ss);
-    float r = rsqrtf(ss / (float)a.K + a.eps);
-    for (int64_t i = threadIdx.x; i < a.K; i += blockDim.x)
-        put_lane(a.out, at + i, lane(a.x, at + i) * r * a.w[i]);
 }
-extern "C" const char *cuda_rmsnorm(const void *args_, void *stream)
+extern "C" const char *cuda_rope(const void *args_, void *stream)
 {
-    const gpu_norm *a = (const gpu_norm *)args_;
-    if (!a->T) return NULL;
-    return LAUNCH(rmsnorm_kernel, (unsigned)a->T, 256, 0, stream, *a);
+    gpu_rope a = *(const gpu_rope *)args_;
+    if (!a.q.p) a.H = 0;
+    int heads = a.H + (a.k.p ? a.Hk : 0);
+    int64_t n = (int64_t)heads * (a.rot_dim / 2);
+    if (!a.T || !n) return NULL;
+    return LAUNCH(rope_kernel, grid_for(n, a.T), ROW_THREADS, 0, stream, a, heads);
+}
+
+static __global__ void __launch_bounds__(ROW_THREADS, 1) rope_fill_kernel(const gpu_rope_fill a)
+{
+    FOR_LANES(r, i, a.half, a.T)
+    {
+        int64_t t = a.row0 + r;
+        double c, s;
+        sincos((double)(a.inv[i] * (float)a.pos[t]), &s, &c);
+        a.cosv[t * a.half + i] = (float)(c * a.attention);
+        a.sinv[t * a.half + i] = (float)(s * a.attention);
+    }
+}
+extern "C" const char *cuda_rope_fill(const void *args_, void *stream)
+{
+    const gpu_rope_fill *a = (const gpu_rope_fill *)args_;
+    if (!a->T || !a->half) return NULL;
+    return LAUNCH(rope_fill_kernel, grid_for(a->half, a->T), ROW_THREADS, 0, stream, *a);
+}
+
+/* ---- feed-forward -------------------------------------------------------------------------------
+ */
+static __global__ void __launch_bounds__(ROW_THREADS, 1) glu_kernel(const gpu_glu a)
+{
+    FOR_LANES(t, i, a.F, a.T)
+    {
+        float x = lane(a.x, t * a.ld + i);
+        float y = a.gated ? gated(a.act, x, lane(a.x, t * a.ld + a.F + i)) : activate(a.act, x);
+        put_lane(a.out, t * a.ldo + i, y);
+    }
+}
+extern "C" const char *cuda_glu(const void *args_, void *stream)
+{
+    const gpu_glu *a = (const gpu_glu *)args_;
+    if (!a->T || !a->F) return NULL;
+    if (a->act < 0 || a->act >= KERN_GLU_COUNT) return "glu: no such function";
+    return LAUNCH(glu_kernel, grid_for(a->F, a->T), ROW_THREADS, 0, stream, *a);
+}
+
+/* ---- sums and factors ---------------------------------------------------------------------------
+ */
+static __global__ void __launch_bounds__(ROW_THREADS, 1) add_kernel(const gpu_add a)
+{
+    FOR_LANES(t, i, a.n, 1)
+    put_lane(a.x, i, lane(a.x, i) + a.s * lane(a.y, i));
+}
+extern "C" const char *cuda_add(const void *args_, void *stream)
+{
+    const gpu_add *a = (const gpu_add *)args_;
+    return a->n ? LAUNCH(add_kernel, grid_for(a->n, 1), ROW_THREADS, 0, stream, *a) : NULL;
+}
+
+static __global__ void __launch_bounds__(ROW_THREADS, 1) scale_kernel(const gpu_scale a)
+{
+    FOR_LANES(t, i, a.n, 1)
+    put_lane(a.x, i, lane(a.x, i) * a.s);
+}
+extern "C" const char *cuda_scale(const void *args_, void *stream)
+{
+    const gpu_scale *a = (const gpu_scale *)args_;
+    return a->n ? LAUNCH(scale_kernel, grid_for(a->n, 1), ROW_THREADS, 0, stream, *a) : NULL;
+}
+
+static __global__ void __launch_bounds__(ROW_THREADS, 1) softcap_kernel(const gpu_scale a)
+{
+    FOR_LANES(t, i, a.n, 1)
+    put_lane(a.x, i, a.s * tanhf(lane(a.x, i) / a.s));
+}
+extern "C" const char *cuda_softcap(const void *args_, void *stream)
+{
+    const gpu_scale *a = (const gpu_scale *)args_;
+    return a->n ? LAUNCH(softcap_kernel, grid_for(a->n, 1), ROW_THREADS, 0, stream, *a) : NULL;
+}
+
+static __global__ void __launch_bounds__(ROW_THREADS, 1) gate_kernel(const gpu_gate a)
+{
+    FOR_LANES(t, i, a.n, a.T)
+    {
+        float g = lane(a.g, t * a.ldg + (a.by_row ? 0 : i));
+        put_lane(a.x, t * a.ldx + i, lane(a.x, t * a.ldx + i) * sigmoid(g));
+    }
+}
+extern "C" const char *cuda_gate(const void *args_, void *stream)
+{
+    const gpu_gate *a = (const gpu_gate *)args_;
+    if (!a->T || !a->n) return NULL;
+    return LAUNCH(gate_kernel, grid_for(a->n, a->T), ROW_THREADS, 0, stream, *a);
+}
+
+static __global__ void __launch_bounds__(ROW_THREADS, 1) far_kernel(const gpu_far a)
+{
+    FOR_LANES(t, i, a.n, a.T)
+    {
+        float steps = (float)(a.pos[t] / a.from);
+        if (steps > 0)
+            put_lane(a.x, t * a.ld + i,
+                     lane(a.x, t * a.ld + i) * (1.0f + a.beta * logf(1.0f + steps)));
+    }
+}
+extern "C" const char *cuda_far(const void *args_, void *stream)
+{
+    const gpu_far *a = (const gpu_far *)args_;
+    if (!a->T || !a->n) return NULL;
+    if (a->from <= 0) return "far: the length that it counts from is not positive";
+    return LAUNCH(far_kernel, grid_for(a->n, a->T), ROW_THREADS, 0, stream, *a);
+}
+
+/* ---- copies -------------------------------------------------------------------------------------
+ */
+static __global__ void __launch_bounds__(ROW_THREADS, 1) copy_kernel(const gpu_copy a)
+{
+    FOR_LANES(r, i, a.n, a.rows)
+    {
+        int64_t from = a.ids ? a.ids[r] : r;
+        put_lane(a.to, r * a.ldt + i, lane(a.from, from * a.ldf + i));
+    }
+}
+extern "C" const char *cuda_copy(const void *args_, void *stream)
+{
+    const gpu_copy *a = (const gpu_copy *)args_;
+    if (!a->rows || !a->n) return NULL;
+    return LAUNCH(copy_kernel, grid_for(a->n, a->rows), ROW_THREADS, 0, stream, *a);
 }

@@ -1,0 +1,147 @@
+/* Plain kernels: norms. A block has a row of x, a warp has a head. Each thread reads again what it
+ * read, and writes it after all have read: x and out may be the same. Sums are in f32; variance is
+ * that of the distances from the mean, as in the plain C twin. */
+#include "kern/cuda/plain_rows.cuh"
+
+static __device__ __forceinline__ float norm_factor(float ss, int64_t n, float eps)
+{
+    return 1.0f / sqrtf(ss / (float)n + eps);
+}
+
+static __global__ void __launch_bounds__(ROW_THREADS, 1) rmsnorm_kernel(const gpu_norm a)
+{
+    for (int64_t t = blockIdx.x; t < a.T; t += gridDim.x) {
+        int64_t at = t * a.K;
+        float ss = 0;
+        for (int64_t i = threadIdx.x; i < a.K; i += blockDim.x) {
+            float v = lane(a.x, at + i);
+            ss += v * v;
+        }
+        float r = norm_factor(block_sum(ss), a.K, a.eps);
+        for (int64_t i = threadIdx.x; i < a.K; i += blockDim.x)
+            put_lane(a.out, at + i, lane(a.x, at + i) * r * a.w[i]);
+    }
+}
+extern "C" const char *cuda_rmsnorm(const void *args_, void *stream)
+{
+    const gpu_norm *a = (const gpu_norm *)args_;
+    if (!a->T || !a->K) return NULL;
+    return LAUNCH(rmsnorm_kernel, blocks_for(a->T, 1), ROW_THREADS, 0, stream, *a);
+}
+
+/* The norm is that of x as it is stored. */
+static __global__ void __launch_bounds__(ROW_THREADS, 1) add_rmsnorm_kernel(const gpu_add_norm a)
+{
+    for (int64_t t = blockIdx.x; t < a.T; t += gridDim.x) {
+        int64_t at = t * a.K;
+        float ss = 0;
+        for (int64_t i = threadIdx.x; i < a.K; i += blockDim.x) {
+            put_lane(a.x, at + i, lane(a.x, at + i) + lane(a.y, at + i));
+            float v = lane(a.x, at + i);
+            ss += v * v;
+        }
+        float r = norm_factor(block_sum(ss), a.K, a.eps);
+        for (int64_t i = threadIdx.x; i < a.K; i += blockDim.x)
+            put_lane(a.out, at + i, lane(a.x, at + i) * r * a.w[i]);
+    }
+}
+extern "C" const char *cuda_add_rmsnorm(const void *args_, void *stream)
+{
+    const gpu_add_norm *a = (const gpu_add_norm *)args_;
+    if (!a->T || !a->K) return NULL;
+    return LAUNCH(add_rmsnorm_kernel, blocks_for(a->T, 1), ROW_THREADS, 0, stream, *a);
+}
+
+static __global__ void __launch_bounds__(ROW_THREADS, 1) layernorm_kernel(const gpu_norm a)
+{
+    for (int64_t t = blockIdx.x; t < a.T; t += gridDim.x) {
+        int64_t at = t * a.K;
+        float sum = 0, ss = 0;
+        for (int64_t i = threadIdx.x; i < a.K; i += blockDim.x)
+            sum += lane(a.x, at + i);
+        float mean = block_sum(sum) / (float)a.K;
+        for (int64_t i = threadIdx.x; i < a.K; i += blockDim.x) {
+            float v = lane(a.x, at + i) - mean;
+            ss += v * v;
+        }
+        float r = norm_factor(block_sum(ss), a.K, a.eps);
+        for (int64_t i = threadIdx.x; i < a.K; i += blockDim.x)
+            put_lane(a.out, at + i,
+                     (lane(a.x, at + i) - mean) * r * a.w[i] + (a.b ? a.b[i] : 0.0f));
+    }
+}
+extern "C" const char *cuda_layernorm(const void *args_, void *stream)
+{
+    const gpu_norm *a = (const gpu_norm *)args_;
+    if (!a->T || !a->K) return NULL;
+    return LAUNCH(layernorm_kernel, blocks_for(a->T, 1), ROW_THREADS, 0, stream, *a);
+}
+
+/* ---- heads: warp after warp ---------------------------------------------------------------------
+ */
+/* Heads i of T*H that this warp has: t, h. */
+#define FOR_HEADS(i, t, h, T, H)                                                                   \
+    for (int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32, t = i / (H),           \
+                 h = i % (H);                                                                      \
+         i < (T) * (H); i += (int64_t)gridDim.x * (blockDim.x / 32), t = i / (H), h = i % (H))
+
+static __global__ void __launch_bounds__(ROW_THREADS)
+    head_norm_kernel(const gpu_head_norm a, bool centred)
+{
+    FOR_HEADS(i, t, h, a.T, a.H)
+    {
+        int64_t at = t * a.ld + h * a.D;
+        const float *w = a.by_head ? a.w + h * a.D : a.w;
+        float sum = 0, ss = 0, mean = 0;
+        if (centred) {
+            for (int k = threadIdx.x % 32; k < a.D; k += 32)
+                sum += lane(a.x, at + k);
+            mean = warp_sum(sum) / (float)a.D;
+        }
+        for (int k = threadIdx.x % 32; k < a.D; k += 32) {
+            float v = lane(a.x, at + k) - mean;
+            ss += v * v;
+        }
+        float r = norm_factor(warp_sum(ss), a.D, a.eps);
+        for (int k = threadIdx.x % 32; k < a.D; k += 32)
+            put_lane(a.x, at + k, (lane(a.x, at + k) - mean) * r * w[k]);
+    }
+}
+static const char *head_norm(const gpu_head_norm *a, bool centred, void *stream)
+{
+    if (!a->T || !a->H || !a->D) return NULL;
+    return LAUNCH(head_norm_kernel, blocks_for(a->T * a->H, ROW_THREADS / 32), ROW_THREADS, 0,
+                  stream, *a, centred);
+}
+extern "C" const char *cuda_head_rmsnorm(const void *args_, void *stream)
+{
+    return head_norm((const gpu_head_norm *)args_, false, stream);
+}
+extern "C" const char *cuda_head_layernorm(const void *args_, void *stream)
+{
+    return head_norm((const gpu_head_norm *)args_, true, stream);
+}
+
+static __global__ void __launch_bounds__(ROW_THREADS, 1) gated_norm_kernel(const gpu_gated_norm a)
+{
+    FOR_HEADS(i, t, h, a.T, a.H)
+    {
+        int64_t at = i * a.D, gate = t * a.ldg + h * a.D;
+        float ss = 0;
+        for (int k = threadIdx.x % 32; k < a.D; k += 32) {
+            float v = lane(a.x, at + k);
+            ss += v * v;
+        }
+        float r = norm_factor(warp_sum(ss), a.D, a.eps);
+        for (int k = threadIdx.x % 32; k < a.D; k += 32)
+            put_lane(a.out, at + k,
+                     lane(a.x, at + k) * r * a.w[k] * activate(KERN_SILU, lane(a.gate, gate + k)));
+    }
+}
+extern "C" const char *cuda_gated_rmsnorm(const void *args_, void *stream)
+{
+    const gpu_gated_norm *a = (const gpu_gated_norm *)args_;
+    if (!a->T || !a->H || !a->D) return NULL;
+    return LAUNCH(gated_norm_kernel, blocks_for(a->T * a->H, ROW_THREADS / 32), ROW_THREADS, 0,
+                  stream, *a);
+}
