@@ -162,7 +162,8 @@ static __device__ __forceinline__ void emulate(const gpu_act &p, float *v, int64
         float s = p.in_scale > 0 ? p.in_scale : amax / half;
         if (!(s > 0)) return;
         for (int64_t i = at; i < n; i += step) {
-            float q = rintf(v[i] / s) + p.in_zero;
+            float q = rintf(v[i] / s);
+            if (p.in_zero != 0) q += p.in_zero; /* -0 stays what it is */
             q = q < lo ? lo : q > hi ? hi : q;
             v[i] = (q - p.in_zero) * s;
         }
