@@ -18,6 +18,7 @@ struct kern_backend {
     int (*constant)(kern_dev *d, float **p, int64_t n, err *e);
     int (*table)(kern_dev *d, qtensor *t, err *e);
     int (*reserve)(kern_dev *d, int64_t max_rows, int64_t max_k, int64_t max_n, err *e);
+    int (*reserve_attention)(kern_dev *d, int64_t max_rows, int H, int v_lanes, err *e);
     bool (*step_begin)(kern_dev *d, int64_t T, uint64_t key);
     int (*step_flush)(kern_dev *d, err *e);
     int (*step_end)(kern_dev *d, err *e);

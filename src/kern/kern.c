@@ -95,6 +95,11 @@ bool kern_kv_mma(const kern_dev *d, kern_kv_type t, int D, int v_in_k, int page_
            (t == KV_BF16 || t == KV_FP8_E4M3);
 }
 
+int kern_reserve_attention(kern_dev *d, int64_t max_rows, int H, int v_lanes, err *e)
+{
+    return d->be ? d->be->reserve_attention(d, max_rows, H, v_lanes, e) : 0;
+}
+
 int kern_lanes(kern_dev *d, float **out, int64_t n, kern_lanes_kind kind, kern_act act, err *e)
 {
     void *p = NULL;

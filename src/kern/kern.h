@@ -38,7 +38,7 @@ typedef struct kern_dev {
     const char *name; /* "cpu", "cuda:0" */
     const char *what; /* "NVIDIA H200"; NULL on the CPU */
     uint32_t features;
-    struct team *team;
+    struct team *team; /* "struct": C++ reads this header too */
     void *scratch; /* per-device workspace, grown at load, never in a step */
     size_t scratch_bytes;
     const struct kern_backend *be; /* NULL on the CPU */
@@ -130,6 +130,8 @@ size_t kern_linear_predict_bytes(uint32_t features, const qspec *s, num_dtype pl
  * and N; called once at load. Making a linear or experts reserves what these need themselves, so
  * that no step allocates. */
 int kern_reserve(kern_dev *d, int64_t max_rows, int64_t max_k, int64_t max_n, err *e);
+/* The same for attention with H heads whose values have v_lanes; only a GPU needs it. */
+int kern_reserve_attention(kern_dev *d, int64_t max_rows, int H, int v_lanes, err *e);
 size_t kern_reserve_bytes(int64_t max_rows, int64_t max_k, int64_t max_n, int threads);
 
 /* What the prepared bytes of a weight depend on. */

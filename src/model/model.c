@@ -64,6 +64,7 @@ static int make_buffers(model *m, err *e)
     if (m->dev->be)
         TRY(buffer(m, &m->logits, KERN_STREAM, m->opts.max_logit_rows, model_vocab(m), e));
     TRY(route_buffers(m, T, e));
+    TRY(kern_reserve_attention(m->dev, T, a->H, (int)(a->mla.kv_lora ? a->mla.kv_lora : a->D), e));
     TRY(kern_reserve(m->dev, T * w.slots, w.in, w.out, e));
     m->bytes.workspace +=
         m->dev->be ? m->dev->scratch_bytes

@@ -402,7 +402,8 @@ typedef struct gpu_api {
     const char *(*graph_end)(void *s, void **graph);
     const char *(*graph_run)(void *graph, void *s);
     void (*graph_close)(void *graph);
-    size_t attention_work;     /* bytes that gpu_attention.work needs at most */
+    /* Bytes that gpu_attention.work needs for steps of at most so many rows. */
+    size_t (*attention_work)(int rows, int H, int Dv);
     gpu_launch *const *launch; /* [GPU_N_OPS] */
 } gpu_api;
 /* The one symbol of the plug-in. NULL: other version. */

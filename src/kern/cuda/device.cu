@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 #include "kern/cuda/api.h"
+#include "kern/cuda/plain_attention.h"
 #include "kern/cuda/table.h"
 
 static const char *why(cudaError_t rc)
@@ -151,6 +152,7 @@ static gpu_api make_api(void)
     a.graph_end = dev_graph_end;
     a.graph_run = dev_graph_run;
     a.graph_close = dev_graph_close;
+    a.attention_work = cuda_attention_work;
     a.launch = cuda_launches;
     return a;
 }

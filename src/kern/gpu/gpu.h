@@ -101,6 +101,7 @@ static inline gpu_dev *gpu__of(const kern_dev *d)
 
 /* open.c */
 void gpu__close(kern_dev *d);
+int gpu__reserve_attention(kern_dev *d, int64_t max_rows, int H, int v_lanes, err *e);
 int gpu__host_alloc(kern_dev *d, void **out, size_t n, err *e);
 void gpu__host_free(kern_dev *d, void *p);
 /* memory.c */

@@ -467,6 +467,6 @@ int gpu__reserve(kern_dev *d, int64_t max_rows, int64_t max_k, int64_t max_n, er
     int rc = gpu__keep(g, &mem, NULL, need * sizeof(float), e);
     if (rc < 0) return rc;
     g->act_scratch = mem;
-    g->pub.scratch_bytes = need * sizeof(float);
+    g->pub.scratch_bytes += need * sizeof(float);
     return 0;
 }

@@ -92,9 +92,6 @@ static int open_device(gpu_dev *g, const char *device, err *e)
     TRY(gpu__device_alloc(g, &p, sizeof *g->clipped, e));
     g->clipped = p;
     TRY(gpu__check(g, "fill", g->api->zero(g->clipped, sizeof *g->clipped, g->stream), e));
-    size_t work = g->api->attention_work;
-    TRY(gpu__device_alloc(g, &g->attention_work, work, e));
-    TRY(gpu__check(g, "fill", g->api->zero(g->attention_work, work, g->stream), e));
     TRY(gpu__check(g, "fill", g->api->sync(g->stream), e));
 out:
     return rc;
@@ -141,7 +138,6 @@ void gpu__close(kern_dev *d)
         for (int i = 0; i < g->pool.n; i++)
             g->api->free(g->pool.mem[i]);
         if (g->clipped) g->api->free(g->clipped);
-        if (g->attention_work) g->api->free(g->attention_work);
         if (g->clipped_seen) g->api->free_host(g->clipped_seen);
         if (g->stream) g->api->stream_close(g->stream);
     }
@@ -152,6 +148,19 @@ void gpu__close(kern_dev *d)
     if (g->host) kern_close(g->host);
     if (g->lib) dlclose(g->lib);
     free(g);
+}
+
+int gpu__reserve_attention(kern_dev *d, int64_t max_rows, int H, int v_lanes, err *e)
+{
+    gpu_dev *g = gpu__of(d);
+    size_t n = g->api->attention_work((int)max_rows, H, v_lanes);
+    int rc = 0;
+    TRY(gpu__keep(g, &g->attention_work, NULL, n, e));
+    TRY(gpu__check(g, "fill", g->api->zero(g->attention_work, n, g->stream), e));
+    TRY(gpu__check(g, "fill", g->api->sync(g->stream), e));
+    g->pub.scratch_bytes += n;
+out:
+    return rc;
 }
 
 int gpu__host_alloc(kern_dev *d, void **out, size_t n, err *e)

@@ -352,6 +352,7 @@ const struct kern_backend gpu__backend = {
     .constant = gpu__constant,
     .table = gpu__table,
     .reserve = gpu__reserve,
+    .reserve_attention = gpu__reserve_attention,
     .step_begin = gpu__step_begin,
     .step_flush = gpu__step_flush,
     .step_end = gpu__step_end,

@@ -14,10 +14,10 @@
 #define UNIT  128
 #define BLOCK 64
 
-typedef enum codes { INT4, E4M3, INT8, BF16, FP4 } codes;
+typedef enum kind { INT4, E4M3, INT8, BF16, FP4 } kind;
 typedef struct layout {
-    codes codes;
-    int group;       /* columns of a scale of a row; 0 = none */
+    kind kind;
+    int group; /* columns of a scale of a row; 0 = none */
     bool zeros, unit_scale;
     int block_bytes; /* of 16 x 64 codes */
     int scale_bytes; /* of a row and group */
@@ -93,7 +93,7 @@ static uint32_t word_int4(const uint8_t c[8])
     return squeeze(v) | squeeze(v >> 8) << 16;
 }
 
-static uint32_t half_fp4(const uint8_t c[8]) /* columns j of the steps: every second */
+static uint32_t half_fp4(const uint8_t *c) /* columns j of the steps: every second */
 {
     uint32_t s3 = c[6];
     return (c[0] & 8u) << 12 | (c[0] & 7u) << 6 | (c[2] & 8u) << 9 | (c[2] & 7u) << 3 |
@@ -106,8 +106,8 @@ static uint32_t word_fp4(const uint8_t c[8])
 
 static uint32_t half_e4m3(uint32_t first, uint32_t second)
 {
-    return (first & 0x80) << 8 | (first & 0x7f) << 4 | (second & 0x80) << 4 |
-           (second & 0x70) << 8 | (second & 0x0f);
+    return (first & 0x80) << 8 | (first & 0x7f) << 4 | (second & 0x80) << 4 | (second & 0x70) << 8 |
+           (second & 0x0f);
 }
 static uint32_t word_e4m3(const uint8_t *c, int s)
 {
@@ -126,7 +126,7 @@ static void pack_four_bits(const layout *l, const uint8_t *row[2], int lane, uin
         uint8_t c[16];
         gather(row[r], lane % 4, fine, c);
         for (int h = 0; h < 2; h++) {
-            uint32_t w = l->codes == INT4 ? word_int4(c + 8 * h) : word_fp4(c + 8 * h);
+            uint32_t w = l->kind == INT4 ? word_int4(c + 8 * h) : word_fp4(c + 8 * h);
             memcpy(out + lane * 16 + r * 8 + h * 4, &w, 4);
         }
     }
@@ -137,7 +137,7 @@ static void pack_eight_bits(const layout *l, const uint8_t *row[2], int lane, ui
     for (int r = 0; r < 2; r++)
         for (int s = 0; s < 4; s++) {
             const uint8_t *c = row[r] + lane % 4 * 16;
-            uint32_t w = l->codes == E4M3 ? word_e4m3(c, s) : word_int8(c, s);
+            uint32_t w = l->kind == E4M3 ? word_e4m3(c, s) : word_int8(c, s);
             memcpy(out + r * 512 + lane * 16 + s * 4, &w, 4);
         }
 }
@@ -147,9 +147,9 @@ static void pack_block(const layout *l, const uint8_t *at, size_t ld, uint8_t *o
 {
     for (int lane = 0; lane < 32; lane++) {
         const uint8_t *row[2] = {at + (size_t)(lane / 4) * ld, at + (size_t)(lane / 4 + 8) * ld};
-        if (l->codes == INT4 || l->codes == FP4) pack_four_bits(l, row, lane, out);
-        if (l->codes == E4M3 || l->codes == INT8) pack_eight_bits(l, row, lane, out);
-        if (l->codes == BF16) /* rows l/4 and l/4+8 of h = 0, then of h = 1 */
+        if (l->kind == INT4 || l->kind == FP4) pack_four_bits(l, row, lane, out);
+        if (l->kind == E4M3 || l->kind == INT8) pack_eight_bits(l, row, lane, out);
+        if (l->kind == BF16) /* rows l/4 and l/4+8 of h = 0, then of h = 1 */
             for (int i = 0; i < 4; i++)
                 memcpy(out + i * 512 + lane * 16, row[i % 2] + lane % 4 * 32 + i / 2 * 16, 16);
     }
@@ -172,7 +172,7 @@ static float largest(const float *v, int64_t n)
 /* What scales of a row are divided by before they are kept: a power of two. */
 static float taken_out(const layout *l, const float *scales, int64_t n)
 {
-    int top = l->codes == FP4 ? 0 : 14, e = 0;
+    int top = l->kind == FP4 ? 0 : 14, e = 0;
     float m = largest(scales, n);
     if (!(m > 0) || isinf(m)) return 1;
     frexpf(m, &e); /* m < 2^e */
@@ -199,7 +199,7 @@ static float fp4_excess(const layout *l)
 
 static void keep_scale(const layout *l, float s, uint8_t *out)
 {
-    if (l->codes == FP4) {
+    if (l->kind == FP4) {
         *out = fp4_scale(l, s);
     } else {
         uint16_t h = num_f32_to_f16(s);
@@ -219,10 +219,8 @@ static void pack_side(const layout *l, const float *scales, const uint8_t *zeros
     }
     for (int r = 0; r < ROWS; r++)
         for (int g = 0; g < groups; g++) {
-            keep_scale(l, scales[r * ld + g] / out_of[r],
-                       side + (r * groups + g) * l->scale_bytes);
-            if (l->zeros)
-                side[ROWS * groups * l->scale_bytes + r * groups + g] = zeros[r * ld + g];
+            keep_scale(l, scales[r * ld + g] / out_of[r], side + (r * groups + g) * l->scale_bytes);
+            if (l->zeros) side[ROWS * groups * l->scale_bytes + r * groups + g] = zeros[r * ld + g];
         }
 }
 
@@ -251,7 +249,7 @@ static bool row_is_nan(const layout *l, const uint8_t *codes, const float *scale
                        int64_t groups)
 {
     if (groups && largest(scales, groups) != largest(scales, groups)) return true;
-    for (int64_t k = 0; l->codes == E4M3 && k < K; k++)
+    for (int64_t k = 0; l->kind == E4M3 && k < K; k++)
         if ((codes[k] & 0x7f) == 0x7f) return true;
     return false;
 }
@@ -259,14 +257,14 @@ static bool row_is_nan(const layout *l, const uint8_t *codes, const float *scale
 static void pack_tile(const layout *l, const uint8_t *codes, const float *scales,
                       const uint8_t *zeros, int64_t K, uint8_t *out, float *col_scale)
 {
-    const size_t width = l->codes == BF16 ? 2 : 1, size = unit_bytes(l);
+    const size_t width = l->kind == BF16 ? 2 : 1, size = unit_bytes(l);
     const int64_t groups = l->group ? K / l->group : 0;
     float out_of[ROWS];
     for (int r = 0; r < ROWS; r++) {
         const float *row = groups ? scales + r * groups : NULL;
         out_of[r] = groups && !l->unit_scale ? taken_out(l, row, groups) : 1;
-        if (col_scale && l->codes != BF16) {
-            float f = l->codes == FP4 ? out_of[r] / fp4_excess(l) : out_of[r];
+        if (col_scale && l->kind != BF16) {
+            float f = l->kind == FP4 ? out_of[r] / fp4_excess(l) : out_of[r];
             col_scale[r] *= row_is_nan(l, codes + r * K, row, K, groups) ? NAN : f;
         }
     }
@@ -278,7 +276,7 @@ static void pack_tile(const layout *l, const uint8_t *codes, const float *scales
         if (!groups) continue;
         pack_side(l, scales + u * groups_of(l), zeros ? zeros + u * groups_of(l) : NULL, groups,
                   out_of, side);
-        if (l->codes == FP4) clear_codes(l, side, out);
+        if (l->kind == FP4) clear_codes(l, side, out);
     }
 }
 
@@ -286,7 +284,7 @@ void small_pack(small_format f, const void *codes, const float *scales, const ui
                 int64_t N, int64_t K, uint8_t *out, float *col_scale)
 {
     const layout *l = &layouts[f];
-    const size_t width = l->codes == BF16 ? 2 : 1;
+    const size_t width = l->kind == BF16 ? 2 : 1;
     const int64_t groups = l->group ? K / l->group : 0;
     for (int64_t n = 0; n + ROWS <= N; n += ROWS)
         pack_tile(l, (const uint8_t *)codes + width * (size_t)(n * K),
