@@ -20,6 +20,8 @@ typedef struct fixture_opts {
     kern_act act;
     kern_kv_type kv;
     int threads;
+    const char *device; /* NULL = the CPU */
+    int page_tokens;    /* 0 = 16 */
     int64_t max_rows, tokens;
 } fixture_opts;
 
@@ -35,9 +37,9 @@ static inline void fixture_close(fixture *f)
 static inline int fixture_open(fixture *f, const fixture_opts *o, err *e)
 {
     int rc = 0;
-    kern_opts ko = {.threads = o->threads ? o->threads : 1};
+    kern_opts ko = {.device = o->device, .threads = o->threads ? o->threads : 1};
     const kv_layer_shape *shapes;
-    *f = (fixture){.page_tokens = 16};
+    *f = (fixture){.page_tokens = o->page_tokens ? o->page_tokens : 16};
     TRY(cpu_parse(o->features ? o->features : "auto", &ko.cpu_features, e));
     TRY(ckpt_open(&f->c, o->path, e));
     TRY(quant_open(&f->q, f->c, e));
@@ -46,7 +48,7 @@ static inline int fixture_open(fixture *f, const fixture_opts *o, err *e)
         .act = o->act, .quantize = o->quantize, .max_rows = o->max_rows ? o->max_rows : 64};
     TRY(model_open(&f->m, f->q, f->dev, &mo, e));
     int n = model_kv_shapes(f->m, &shapes);
-    f->n_pages = (int)((o->tokens ? o->tokens : 512) + 15) / 16;
+    f->n_pages = (int)((o->tokens ? o->tokens : 512) + f->page_tokens - 1) / f->page_tokens;
     kv_pool_opts po = {.type = o->kv,
                        .n_layers = n,
                        .layers = shapes,

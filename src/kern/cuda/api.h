@@ -14,6 +14,10 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include "kern/cuda/lt.h"
+#include "kern/cuda/rows.h"
+#include "kern/cuda/small.h"
+#include "kern/cuda/wide.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -327,6 +331,14 @@ typedef struct gpu_rope_store {
     int64_t T;
 } gpu_rope_store;
 
+/* ---- products of prepared weights
+ * ----------------------------------------------------------------- The calls of small.h, wide.h,
+ * rows.h and lt.h; `stream` in them is not looked at. */
+typedef struct gpu_lt {
+    lt *lt;
+    lt_call call;
+} gpu_lt;
+
 /* ---- the table ----------------------------------------------------------------------------------
  */
 #define GPU_OPS(X)                                                                                 \
@@ -361,7 +373,11 @@ typedef struct gpu_rope_store {
     X(quant, gpu_quant)                                                                            \
     X(norm_quant, gpu_norm_quant)                                                                  \
     X(glu_quant, gpu_glu_quant)                                                                    \
-    X(rope_store, gpu_rope_store)
+    X(rope_store, gpu_rope_store)                                                                  \
+    X(small, small_call)                                                                           \
+    X(wide, wide_call)                                                                             \
+    X(rows, rows_call)                                                                             \
+    X(lt, gpu_lt)
 typedef enum gpu_op {
 #define GPU_ENUM(name, args) GPU_OP_##name,
     GPU_OPS(GPU_ENUM)
@@ -404,6 +420,17 @@ typedef struct gpu_api {
     void (*graph_close)(void *graph);
     /* Bytes that gpu_attention.work needs for steps of at most so many rows. */
     size_t (*attention_work)(int rows, int H, int Dv);
+    /* Of small.h, wide.h, rows.h, lt.h. */
+    const char *(*small_entry)(small_format f, int K, int M);
+    wide_plan (*wide_choose)(small_format f, int N, int K, int M);
+    size_t (*wide_work_bytes)(int K, int M);
+    const char *(*rows_prepare)(rows_weight *out, rows_format f, const void *w, int64_t ldw,
+                                int64_t N, int64_t K);
+    const char *(*rows_refuse)(const rows_call *c);
+    rows_plan (*rows_choose)(rows_format f, int N, int K, int M);
+    const char *(*lt_open)(lt **out, size_t work_bytes);
+    void (*lt_close)(lt *l);
+    const char *(*lt_plan)(lt *l, const lt_call *c, bool try_out);
     gpu_launch *const *launch; /* [GPU_N_OPS] */
 } gpu_api;
 /* The one symbol of the plug-in. NULL: other version. */

@@ -154,6 +154,8 @@ static gpu_api make_api(void)
     a.graph_close = dev_graph_close;
     a.attention_work = cuda_attention_work;
     a.launch = cuda_launches;
+    cuda_packed_api(&a);
+    cuda_dense_api(&a);
     return a;
 }
 static const gpu_api api = make_api();

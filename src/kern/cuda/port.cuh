@@ -16,7 +16,7 @@
 #include <cuda_runtime.h>
 /* Dynamic shared memory of the block. */
 #define SMEM(type, name)                                                                           \
-    extern __shared__ __align__(16) unsigned char smem_bytes_[];                                   \
+    extern __shared__ __align__(1024) unsigned char smem_bytes_[];                                 \
     type *name = reinterpret_cast<type *>(smem_bytes_)
 /* More than 48 KiB of it: right before the launch. NULL or why not. */
 #define ALLOW_SMEM(kernel, bytes)                                                                  \

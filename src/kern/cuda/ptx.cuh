@@ -13,6 +13,14 @@ PTX uint32_t ptx_smem(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
+/* threadIdx.x, asked for anew: what is computed from it is not kept in registers. */
+PTX uint32_t ptx_thread(void)
+{
+    uint32_t d;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(d));
+    return d;
+}
+
 /* ---- mbarriers and bulk copies ----------------------------------------------------------------
  */
 PTX void ptx_mbar_init(uint32_t bar, uint32_t count)
@@ -150,9 +158,17 @@ PTX void ptx_copy16(uint32_t to, const void *from)
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from)
                  : "memory");
 }
+PTX void ptx_copy4(uint32_t to, const void *from)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
 PTX void ptx_copy_commit(void)
 {
     asm volatile("cp.async.commit_group;" ::: "memory");
+}
+PTX void ptx_copy_wait_all(void) /* also those of no group */
+{
+    asm volatile("cp.async.wait_all;" ::: "memory");
 }
 template <int N> PTX void ptx_copy_wait(void) /* all but the last N groups are there */
 {

@@ -1,4 +1,4 @@
-/* Instances of small.cuh, the table that says which one a shape uses, and packing. The table was
+/* Instances of small.cuh and the table that says which one a shape uses. The table was
  * measured on an H200 (bench/NOTES.md); a long K is cut over a cluster of two, or of four where
  * there are tiles enough for the thirty such clusters that the chip holds at once. */
 #include "kern/cuda/small.h"
@@ -12,6 +12,7 @@ typedef struct entry {
     int max_m;
     int threads, split, shared_x;
     size_t fixed_smem;
+    float base;
     void (*kernel)(const small_args);
     const char *text;
 } entry;
@@ -19,22 +20,43 @@ typedef struct entry {
 #define ROW(F, W, UNITS, M, WARPS, STAGES, UPW, UW, SPLIT)                                         \
     {                                                                                              \
         F, UNITS, M, (WARPS + 2) * 32, SPLIT, UW == 0,                                             \
-            small_shape<W, small_cfg<WARPS, STAGES, UPW, UW, SPLIT>, M>::smem(0),                  \
+            small_shape<W, small_cfg<WARPS, STAGES, UPW, UW, SPLIT>, M>::smem(0), W::base,         \
             small_kernel<W, small_cfg<WARPS, STAGES, UPW, UW, SPLIT>, M>,                          \
             #WARPS " warps, " #STAGES " stages of " #UPW ", " #UW " kept, cluster of " #SPLIT      \
     }
 
 /* First fit. M instances: sums of the tokens that are there are all that is moved. */
 #define BOTH(F, W, UNITS, ...) ROW(F, W, UNITS, 1, __VA_ARGS__), ROW(F, W, UNITS, 8, __VA_ARGS__)
+/* Four bits a weight with more than a scale of 128 columns, and eight bits. */
+#define FOUR_BITS(F, W)                                                                            \
+    BOTH(F, W, 32, 16, 3, 2, 2, 1), BOTH(F, W, 112, 14, 3, 2, 4, 2), BOTH(F, W, 0, 16, 4, 1, 0, 1)
+#define EIGHT_BITS(F, W)                                                                           \
+    BOTH(F, W, 32, 8, 10, 1, 4, 1), BOTH(F, W, 64, 8, 10, 1, 8, 1),                                \
+        BOTH(F, W, 112, 14, 5, 1, 4, 2), BOTH(F, W, 224, 14, 5, 1, 4, 4),                          \
+        BOTH(F, W, 0, 16, 4, 1, 0, 1)
 static const entry entries[] = {
-    BOTH(SMALL_INT4, w_int4, 32, 16, 4, 2, 2, 1),   ROW(SMALL_INT4, w_int4, 64, 1, 8, 5, 4, 8, 1),
-    ROW(SMALL_INT4, w_int4, 64, 8, 16, 4, 2, 2, 2), BOTH(SMALL_INT4, w_int4, 112, 14, 3, 2, 4, 2),
-    BOTH(SMALL_INT4, w_int4, 224, 14, 4, 2, 4, 4),  BOTH(SMALL_INT4, w_int4, 0, 16, 4, 1, 0, 1),
-    BOTH(SMALL_E4M3, w_e4m3, 32, 8, 10, 1, 4, 1),   BOTH(SMALL_E4M3, w_e4m3, 64, 8, 10, 1, 8, 1),
-    BOTH(SMALL_E4M3, w_e4m3, 112, 14, 5, 1, 4, 2),  BOTH(SMALL_E4M3, w_e4m3, 224, 14, 5, 1, 4, 4),
-    BOTH(SMALL_E4M3, w_e4m3, 0, 16, 4, 1, 0, 1),    BOTH(SMALL_BF16, w_bf16, 32, 8, 5, 1, 4, 1),
-    BOTH(SMALL_BF16, w_bf16, 64, 8, 5, 1, 4, 2),    BOTH(SMALL_BF16, w_bf16, 112, 14, 3, 1, 4, 2),
-    BOTH(SMALL_BF16, w_bf16, 224, 14, 3, 1, 4, 4),  BOTH(SMALL_BF16, w_bf16, 0, 8, 3, 1, 0, 1),
+    BOTH(SMALL_INT4, w_int4, 32, 16, 4, 2, 2, 1),
+    ROW(SMALL_INT4, w_int4, 64, 1, 8, 5, 4, 8, 1),
+    ROW(SMALL_INT4, w_int4, 64, 8, 16, 4, 2, 2, 2),
+    BOTH(SMALL_INT4, w_int4, 112, 14, 3, 2, 4, 2),
+    BOTH(SMALL_INT4, w_int4, 224, 14, 4, 2, 4, 4),
+    BOTH(SMALL_INT4, w_int4, 0, 16, 4, 1, 0, 1),
+    FOUR_BITS(SMALL_INT4_128_ZERO, w_int4_zero),
+    FOUR_BITS(SMALL_INT4_64, w_int4_64),
+    FOUR_BITS(SMALL_INT4_64_ZERO, w_int4_64_zero),
+    FOUR_BITS(SMALL_INT4_32, w_int4_32),
+    FOUR_BITS(SMALL_INT4_32_ZERO, w_int4_32_zero),
+    FOUR_BITS(SMALL_MXFP4, w_mxfp4),
+    FOUR_BITS(SMALL_NVFP4, w_nvfp4),
+    EIGHT_BITS(SMALL_E4M3, w_e4m3),
+    EIGHT_BITS(SMALL_E4M3_BLOCK, w_e4m3_block),
+    EIGHT_BITS(SMALL_INT8, w_int8),
+    EIGHT_BITS(SMALL_INT8_GROUP, w_int8_group),
+    BOTH(SMALL_BF16, w_bf16, 32, 8, 5, 1, 4, 1),
+    BOTH(SMALL_BF16, w_bf16, 64, 8, 5, 1, 4, 2),
+    BOTH(SMALL_BF16, w_bf16, 112, 14, 3, 1, 4, 2),
+    BOTH(SMALL_BF16, w_bf16, 224, 14, 3, 1, 4, 4),
+    BOTH(SMALL_BF16, w_bf16, 0, 8, 3, 1, 0, 1),
 };
 
 static const int smem_limit = 227 * 1024;
@@ -60,72 +82,6 @@ extern "C" const char *small_entry(small_format f, int K, int M)
 {
     const entry *e = find(f, K, M);
     return e ? e->text : "none";
-}
-
-static const int unit_bytes[SMALL_FORMATS] = {w_int4::unit_bytes, w_e4m3::unit_bytes,
-                                              w_bf16::unit_bytes};
-
-extern "C" size_t small_packed_bytes(small_format f, int64_t N, int64_t K)
-{
-    return (size_t)(N / SMALL_ROWS) * (size_t)(K / SMALL_UNIT_K) * (size_t)unit_bytes[f];
-}
-
-/* ---- packing ------------------------------------------------------------------------------------
- */
-
-/* Lane l = 4r + c of a block has columns 16c .. 16c+15 of rows r and r+8. */
-static void pack_lane_int4(const uint8_t *row0, const uint8_t *row8, uint8_t *out)
-{
-    const uint8_t *rows[2] = {row0, row8};
-    for (int h = 0; h < 2; h++)
-        for (int j = 0; j < 2; j++) {
-            uint32_t w = 0;
-            for (int i = 0; i < 8; i++)
-                w |= (uint32_t)(rows[h][8 * j + i] & 15) << (4 * (i % 2 * 4 + i / 2));
-            memcpy(out + h * 8 + j * 4, &w, 4);
-        }
-}
-
-/* Bytes 0 and 2 of word s are a pair of the first half, 1 and 3 of the second. */
-static void pack_lane_e4m3(const uint8_t *row, uint8_t *out)
-{
-    for (int i = 0; i < 16; i++)
-        out[i % 8 / 2 * 4 + i / 8 + i % 2 * 2] = row[i];
-}
-
-static void pack_unit(small_format f, const uint8_t *codes, int64_t ld, uint8_t *out)
-{
-    for (int b = 0; b < 2; b++)
-        for (int l = 0; l < 32; l++) {
-            int64_t at = (int64_t)(l / 4) * ld, col = b * 64 + l % 4 * 16;
-            const uint8_t *r0 = codes + at + col, *r8 = r0 + 8 * ld;
-            if (f == SMALL_INT4) pack_lane_int4(r0, r8, out + b * 512 + l * 16);
-            if (f == SMALL_E4M3) {
-                pack_lane_e4m3(r0, out + b * 1024 + l * 16);
-                pack_lane_e4m3(r8, out + b * 1024 + 512 + l * 16);
-            }
-            if (f == SMALL_BF16) /* a[s][i]: row r or r+8 (i % 2), half of the columns (i / 2) */
-                for (int i = 0; i < 4; i++)
-                    memcpy(out + b * 2048 + i * 512 + l * 16,
-                           codes + 2 * (at + i % 2 * 8 * ld + col + i / 2 * 8), 16);
-        }
-}
-
-extern "C" void small_pack(small_format f, const void *codes, const float *scales, int64_t N,
-                           int64_t K, uint8_t *out)
-{
-    const int width = f == SMALL_BF16 ? 2 : 1;
-    for (int64_t t = 0; t < N / SMALL_ROWS; t++)
-        for (int64_t u = 0; u < K / SMALL_UNIT_K; u++, out += unit_bytes[f]) {
-            pack_unit(f, (const uint8_t *)codes + width * (t * SMALL_ROWS * K + u * SMALL_UNIT_K),
-                      K, out);
-            for (int r = 0; scales && r < SMALL_ROWS; r++) {
-                float s = scales[(t * SMALL_ROWS + r) * (K / SMALL_UNIT_K) + u];
-                __nv_bfloat16 b =
-                    __float2bfloat16(f == SMALL_E4M3 ? s * 1.329227995784916e36f /* 2^120 */ : s);
-                memcpy(out + unit_bytes[f] - 2 * SMALL_ROWS + 2 * r, &b, 2);
-            }
-        }
 }
 
 /* ---- launching ----------------------------------------------------------------------------------
@@ -187,8 +143,13 @@ extern "C" const char *small_run(const small_call *c)
         at[cfg.numAttrs].val.programmaticStreamSerializationAllowed = 1;
         cfg.numAttrs++;
     }
-    small_args a = {
-        (const uint8_t *)c->w, (const __nv_bfloat16 *)c->x, c->y, c->ldx, c->ldy, c->N, c->K, c->M};
+    small_args a = {(const uint8_t *)c->w,
+                    (const __nv_bfloat16 *)c->x,
+                    c->ldx,
+                    c->N,
+                    c->K,
+                    c->M,
+                    {c->y, c->ldy, c->row_scale, c->col_scale, c->bias, e->base, c->y_bf16}};
     rc = cudaLaunchKernelEx(&cfg, e->kernel, a);
     return rc == cudaSuccess ? NULL : cudaGetErrorString(rc);
 }

@@ -5,7 +5,7 @@
  * as the 8 columns; one more warp adds up their sums and writes y. Nobody waits for the whole
  * block: stretches and sums pass through barriers of their own.
  *
- * W is stored as format.cuh says; x is read as it lies, 32 bytes a lane.
+ * W is stored as format.cuh says, which also says which columns of x a lane has.
  *
  * Tiles go round the blocks of the grid. A warp always has the same columns, so with a short K its
  * part of x stays in registers (UW units); a long K is cut among the SPLIT blocks of a cluster,
@@ -19,9 +19,9 @@
 struct small_args {
     const uint8_t *w;
     const __nv_bfloat16 *x; /* [M, K], row stride ldx */
-    float *y;               /* [M, N], row stride ldy */
-    int64_t ldx, ldy;
+    int64_t ldx;
     int N, K, M;
+    format_out out;
 };
 
 /* WARPS multiply, UPW units of each stretch every one; STAGES stretches are on their way. UW > 0:
@@ -49,59 +49,117 @@ template <class W, class C, int M> struct small_shape {
     }
 };
 
-struct small_x { /* what a lane needs of x for one unit: two blocks of 64 columns, and their sum */
+struct small_x { /* what a lane needs of x for one unit: [block][h], word s of it for step s */
     uint4 v[2][2];
 };
 
+/* Sums of x over a group, of tokens 2(l%4) and +1; times the bias where that is the same for all.
+ */
 template <class W> struct small_sum {
-    float t0, t1; /* offset * sum of x, of tokens 2(l%4) and +1 */
+    static constexpr bool used = W::biased && !W::fine;
+    float t[used ? W::groups : 1][2];
 };
 
-/* Sum over the unit's columns of the tokens whose results this lane holds, times the offset. */
 template <class W> static __device__ __forceinline__ small_sum<W> small_off(const small_x &x)
 {
-    float s = 0;
+    small_sum<W> r = {};
+    if constexpr (!small_sum<W>::used) return r;
+    const int c = threadIdx.x % 4; /* token n lies in lanes 4n .. 4n+3 */
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const uint32_t w[4] = {x.v[i / 2][i % 2].x, x.v[i / 2][i % 2].y, x.v[i / 2][i % 2].z,
-                               x.v[i / 2][i % 2].w};
+    for (int g = 0; g < W::groups; g++) {
+        float s = 0;
 #pragma unroll
-        for (int j = 0; j < 4; j++)
-            s += ptx_bf16_f32(w[j] & 0xffff) + __uint_as_float(w[j] & 0xffff0000u);
+        for (int i = 4 / W::groups * g; i < 4 / W::groups * (g + 1); i++) {
+            const uint32_t w[4] = {x.v[i / 2][i % 2].x, x.v[i / 2][i % 2].y, x.v[i / 2][i % 2].z,
+                                   x.v[i / 2][i % 2].w};
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                s += ptx_bf16_f32(w[j] & 0xffff) + __uint_as_float(w[j] & 0xffff0000u);
+        }
+        s += __shfl_xor_sync(~0u, s, 1); /* the four lanes of a token */
+        s += __shfl_xor_sync(~0u, s, 2);
+        if (!W::zeros) s *= 136.0f;
+        r.t[g][0] = __shfl_sync(~0u, s, 8 * c);
+        r.t[g][1] = __shfl_sync(~0u, s, 8 * c + 4);
     }
-    s += __shfl_xor_sync(~0u, s, 1); /* the four lanes of a token */
-    s += __shfl_xor_sync(~0u, s, 2);
-    int c = threadIdx.x % 4; /* token n lies in lanes 4n .. 4n+3 */
-    small_sum<W> r = {W::offset * __shfl_sync(~0u, s, 8 * c),
-                      W::offset * __shfl_sync(~0u, s, 8 * c + 4)};
     return r;
+}
+
+/* The bias of a fine block taken off, where steps 2i and 2i+1 share a group. */
+template <class W>
+static __device__ __forceinline__ void small_center(uint32_t zero, int b, uint32_t a[4][4])
+{
+#pragma unroll
+    for (int s = 0; s < 4; s++) {
+        uint32_t z[2];
+        format_zeros<W>(zero, 2 * b + s / 2, z);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            a[s][i] = ptx_sub_bf16x2(a[s][i], z[i % 2]);
+    }
+}
+
+/* Sums apart, each times the scale of its row and group, less what the bias made of it. */
+template <class W, int SUMS>
+static __device__ __forceinline__ void small_scale(uint32_t side, uint32_t zero,
+                                                   const float (&acc)[SUMS][4],
+                                                   const small_sum<W> &off, float tot[4])
+{
+    float s[2][W::groups];
+    format_scales<W>(side, s);
+#pragma unroll
+    for (int g = 0; g < W::groups; g++) {
+        float o[2] = {1, 1};
+        if (W::zeros && !W::fine) {
+            o[0] = __uint_as_float(ptx_lds8(zero + (uint32_t)g) << 16 | 0x43000000u);
+            o[1] = __uint_as_float(ptx_lds8(zero + (uint32_t)(8 * W::zero_bytes + g)) << 16 |
+                                   0x43000000u);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float v = W::groups == 1 ? acc[0][i] + acc[SUMS - 1][i] : acc[g][i];
+            if (small_sum<W>::used)
+                v = W::zeros ? fmaf(-o[i / 2], off.t[g][i % 2], v) : v - off.t[g][i % 2];
+            tot[i] = fmaf(s[i / 2][g], v, tot[i]);
+        }
+    }
 }
 
 template <class W>
 static __device__ __forceinline__ void small_unit(uint32_t unit, const small_x &x,
                                                   const small_sum<W> &off, int lane, float tot[4])
 {
-    float acc[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
+    constexpr bool quarters = W::fine && W::sums == SUMS_ROW;
+    constexpr int sums = quarters ? 4 : 2;
+    const uint32_t side = unit + 2 * W::block_bytes + (uint32_t)(lane / 4 * W::row_bytes);
+    const uint32_t zero = unit + 2 * W::block_bytes + SMALL_ROWS * W::row_bytes +
+                          (uint32_t)(lane / 4 * W::zero_bytes);
+    float acc[sums][4] = {};
 #pragma unroll
     for (int b = 0; b < 2; b++) {
+        const uint32_t at = unit + b * W::block_bytes + (uint32_t)lane * 16;
         uint32_t a[4][4];
-        W::block(unit + b * W::block_bytes + (uint32_t)lane * 16, a);
-        ptx_mma_bf16(acc[b], a[0], x.v[b][0].x, x.v[b][1].x);
-        ptx_mma_bf16(acc[b], a[1], x.v[b][0].y, x.v[b][1].y);
-        ptx_mma_bf16(acc[b], a[2], x.v[b][0].z, x.v[b][1].z);
-        ptx_mma_bf16(acc[b], a[3], x.v[b][0].w, x.v[b][1].w);
+        if constexpr (W::sums == SUMS_VALUES)
+            W::values(at, side, b, a);
+        else
+            W::block(at, a);
+        if constexpr (quarters) small_center<W>(zero, b, a);
+        const uint32_t b0[4] = {x.v[b][0].x, x.v[b][0].y, x.v[b][0].z, x.v[b][0].w};
+        const uint32_t b1[4] = {x.v[b][1].x, x.v[b][1].y, x.v[b][1].z, x.v[b][1].w};
+#pragma unroll
+        for (int s = 0; s < 4; s++)
+            ptx_mma_bf16(acc[quarters ? 2 * b + s / 2 : b], a[s], b0[s], b1[s]);
     }
-    float s0 = 1.0f, s1 = 1.0f;
-    if (W::scaled) {
-        uint32_t at = unit + 2 * W::block_bytes + (uint32_t)(lane / 4) * 2;
-        s0 = ptx_bf16_f32(ptx_lds16(at));
-        s1 = ptx_bf16_f32(ptx_lds16(at + 16));
+    if constexpr (W::sums == SUMS_ROW) {
+        small_scale<W, sums>(side, zero, acc, off, tot);
+    } else {
+        float s = 1;
+        if (W::sums == SUMS_UNIT) s = __uint_as_float(ptx_lds32(side));
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            tot[i] = W::sums == SUMS_UNIT ? fmaf(s, acc[0][i] + acc[1][i], tot[i])
+                                          : tot[i] + (acc[0][i] + acc[1][i]);
     }
-    float o0 = W::offset != 0 ? off.t0 : 0, o1 = W::offset != 0 ? off.t1 : 0;
-    tot[0] = fmaf(s0, acc[0][0] + acc[1][0] - o0, tot[0]);
-    tot[1] = fmaf(s0, acc[0][1] + acc[1][1] - o1, tot[1]);
-    tot[2] = fmaf(s1, acc[0][2] + acc[1][2] - o0, tot[2]);
-    tot[3] = fmaf(s1, acc[0][3] + acc[1][3] - o1, tot[3]);
 }
 
 struct small_bars { /* shared-memory addresses; one for each stage or buffer of sums */
@@ -138,9 +196,18 @@ small_finish(const small_args &p, const float *parts, const float *far_sums, sma
 {
     typedef small_shape<W, C, M> S;
     constexpr int per = (S::tile_floats + 31) / 32;
+    float by[per]; /* factors of the tokens that this lane writes */
+#pragma unroll
+    for (int k = 0; k < per; k++) {
+        const int m = (k * 32 + lane) / SMALL_ROWS;
+        by[k] = p.out.row_scale && m < p.M ? p.out.base * p.out.row_scale[m] : p.out.base;
+    }
     for (int t = 0; t < n_tiles; t++) {
         const int d = t % C::sums, parity = t / C::sums & 1;
         const float *part = parts + d * S::part_floats;
+        const int n = (group + t * groups) * SMALL_ROWS + lane % SMALL_ROWS;
+        const float col = p.out.col_scale ? __ldg(p.out.col_scale + n) : 1.0f;
+        const float bias = p.out.bias ? __ldg(p.out.bias + n) : 0.0f;
         float sum[per];
         if (C::split > 1 && rank == 0 && lane == 0)
             ptx_mbar_expect(bar.far_full + d * 8, (C::split - 1) * S::tile_floats * 4);
@@ -178,25 +245,43 @@ small_finish(const small_args &p, const float *parts, const float *far_sums, sma
             __syncwarp();
             if (lane > 0 && lane < C::split) ptx_mbar_arrive_at(bar.far_empty + d * 8, lane);
         }
-        const int row0 = (group + t * groups) * SMALL_ROWS;
 #pragma unroll
         for (int k = 0; k < per; k++) {
             int i = k * 32 + lane, m = i / SMALL_ROWS;
-            if (i < S::tile_floats && m < p.M) p.y[m * p.ldy + row0 + i % SMALL_ROWS] = sum[k];
+            if (i >= S::tile_floats || m >= p.M) continue;
+            const float v = fmaf(sum[k] * by[k], col, bias);
+            if (p.out.y_bf16)
+                ((__nv_bfloat16 *)p.out.y)[m * p.out.ldy + n] = __float2bfloat16(v);
+            else
+                ((float *)p.out.y)[m * p.out.ldy + n] = v;
         }
     }
 }
 
+/* row: of x at the columns of this block and small_first of the lane. */
+template <class W> static __device__ __forceinline__ int small_first(int lane)
+{
+    return lane % 4 * (W::fine ? 4 : 16);
+}
+template <class W>
 static __device__ __forceinline__ small_x small_take(const __nv_bfloat16 *row, int u, bool live)
 {
     small_x x;
 #pragma unroll
-    for (int b = 0; b < 2; b++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            x.v[b][h] = make_uint4(0, 0, 0, 0);
-            if (live) x.v[b][h] = *(const uint4 *)(row + u * SMALL_UNIT_K + b * 64 + h * 8);
+    for (int b = 0; b < 2; b++) {
+        const __nv_bfloat16 *from = row + u * SMALL_UNIT_K + b * 64;
+        x.v[b][0] = x.v[b][1] = make_uint4(0, 0, 0, 0);
+        if (live && !W::fine) {
+            x.v[b][0] = *(const uint4 *)from;
+            x.v[b][1] = *(const uint4 *)(from + 8);
         }
+        if (live && W::fine) {
+            const uint2 s0 = *(const uint2 *)from, s1 = *(const uint2 *)(from + 16);
+            const uint2 s2 = *(const uint2 *)(from + 32), s3 = *(const uint2 *)(from + 48);
+            x.v[b][0] = make_uint4(s0.x, s1.x, s2.x, s3.x);
+            x.v[b][1] = make_uint4(s0.y, s1.y, s2.y, s3.y);
+        }
+    }
     return x;
 }
 
@@ -209,18 +294,18 @@ small_multiply(const small_args &p, float *parts, __nv_bfloat16 *xs, uint32_t ri
     typedef small_shape<W, C, M> S;
     const bool live = lane / 4 < M && lane / 4 < p.M;
     const __nv_bfloat16 *row =
-        p.x + (live ? lane / 4 : 0) * p.ldx + unit0 * SMALL_UNIT_K + (lane % 4) * 16;
+        p.x + (live ? lane / 4 : 0) * p.ldx + unit0 * SMALL_UNIT_K + small_first<W>(lane);
     small_x keep[C::uw ? C::uw : 1];
     small_sum<W> koff[C::uw ? C::uw : 1];
     if (C::uw) {
 #pragma unroll
         for (int i = 0; i < C::uw; i++) {
             int u = (i / C::upw * C::warps + warp) * C::upw + i % C::upw;
-            keep[i] = small_take(row, u < units ? u : 0, live && u < units);
+            keep[i] = small_take<W>(row, u < units ? u : 0, live && u < units);
         }
 #pragma unroll
         for (int i = 0; i < C::uw; i++)
-            if (W::offset != 0) koff[i] = small_off<W>(keep[i]);
+            if (small_sum<W>::used) koff[i] = small_off<W>(keep[i]);
     } else {
         const int K = units * SMALL_UNIT_K, stride = S::x_stride(K);
         for (int i = threadIdx.x; i < M * (K / 8); i += C::warps * 32) {
@@ -230,7 +315,7 @@ small_multiply(const small_args &p, float *parts, __nv_bfloat16 *xs, uint32_t ri
             *(uint4 *)(xs + m * stride + k) = v;
         }
         asm volatile("bar.sync 1, %0;" ::"n"(C::warps * 32) : "memory");
-        row = xs + (live ? lane / 4 : 0) * stride + (lane % 4) * 16;
+        row = xs + (live ? lane / 4 : 0) * stride + small_first<W>(lane);
     }
 
     int stage = 0, parity = 0;
@@ -258,9 +343,9 @@ small_multiply(const small_args &p, float *parts, __nv_bfloat16 *xs, uint32_t ri
                 for (int j = 0; j < C::upw; j++) {
                     int u = (c * C::warps + warp) * C::upw + j;
                     if (u < units) {
-                        small_x x = small_take(row, u, live);
+                        small_x x = small_take<W>(row, u, live);
                         small_sum<W> off;
-                        if (W::offset != 0) off = small_off<W>(x);
+                        if (small_sum<W>::used) off = small_off<W>(x);
                         small_unit<W>(ring + stage * S::stage_bytes +
                                           (warp * C::upw + j) * W::unit_bytes,
                                       x, off, lane, tot);

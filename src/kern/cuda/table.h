@@ -7,6 +7,9 @@ extern "C" {
 #endif
 
 extern gpu_launch *const cuda_launches[GPU_N_OPS];
+/* Put the functions of packed weights (small, wide) and of dense ones (rows, lt) into the table. */
+void cuda_packed_api(gpu_api *a);
+void cuda_dense_api(gpu_api *a);
 
 #ifdef __cplusplus
 }

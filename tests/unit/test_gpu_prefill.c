@@ -1,0 +1,257 @@
+/* The tensor-core attention kernels (kern/cuda/prefill.h, decode.h) against the twin: steps of
+ * ragged sequences over paged caches of GPU_KV_MMA order, pages in random order, poison wherever
+ * nothing was stored, and gone pages where a window has passed. Both read the same rounded cache,
+ * so that what differs is the rounding of q (f32 lanes) and of probabilities to 16 bits. */
+#include "gpu_fixture.h"
+#include "kern/cuda/kv_place.h"
+#include "kern/cuda/prefill.h"
+#include "kern/ops.h"
+
+#define MAX_SEQS 40
+typedef const char *refuse_fn(const gpu_attention *a);
+typedef const char *run_fn(const gpu_attention *a, void *stream);
+static refuse_fn *prefill_refuses;
+static run_fn *prefill_runs;
+
+typedef struct span {
+    int rows, len; /* len 0 = no sequence */
+} span;
+typedef struct attn_case {
+    const char *name;
+    int H, Hk, D, type;
+    gpu_type q, out;
+    int window;
+    float softcap;
+    bool sinks, scales;
+    span seqs[MAX_SEQS + 1]; /* ends with rows 0, len 0 twice, or at the end */
+    int n;
+} attn_case;
+
+/* A step on both sides. */
+typedef struct step {
+    attn_case c;
+    gpu_attention gpu;
+    gpu_mat q, out;
+    kern_attn_args cpu;
+    kern_kv_layer layer;
+    kern_seq seqs[MAX_SEQS];
+    int n_cpu, T, pages, max_pages;
+    uint8_t *mma; /* what the device's cache holds */
+} step;
+
+static float spread(float by)
+{
+    return (float)(2 * gpu_uniform() - 1) * by;
+}
+static float *spreads(int64_t n, float by)
+{
+    float *p = gpu_host((size_t)n * sizeof *p);
+    for (int64_t i = 0; i < n; i++)
+        p[i] = spread(by);
+    return p;
+}
+
+/* Stores a sequence through the twin and puts its codes in their places. */
+static void fill(step *s, const int32_t *pages, int len)
+{
+    kern_kv_layer *kv = &s->layer;
+    int D = kv->D, n = kv->Hk * D;
+    size_t bytes = kern_kv_code_bytes(kv->type, D) / (size_t)D;
+    float *k = spreads((int64_t)len * n, 2), *v = spreads((int64_t)len * n, 1);
+    int32_t *slot = gpu_host((size_t)len * sizeof *slot);
+    for (int t = 0; t < len; t++)
+        slot[t] = pages[t / KV_PLACE_TOKENS] * KV_PLACE_TOKENS + t % KV_PLACE_TOKENS;
+    kern_kv_store(gpu.cpu, kv, k, n, v, n, slot, len);
+    for (int t = 0; t < len; t++)
+        for (int h = 0; h < kv->Hk; h++)
+            for (int which = 0; which < 2; which++) {
+                const uint8_t *code = kern__kv_code(kv, which, h, slot[t]);
+                uint8_t *head = s->mma +
+                                (size_t)pages[t / KV_PLACE_TOKENS] * s->gpu.kv.page_stride +
+                                (size_t)h * 2 * KV_PLACE_TOKENS * (size_t)D * bytes;
+                for (int d = 0; d < D; d++)
+                    memcpy(head + kv_place((int)bytes, D, which, t % KV_PLACE_TOKENS, d) * bytes,
+                           code + (size_t)d * bytes, bytes);
+            }
+}
+
+static void make_cache(step *s)
+{
+    const attn_case *c = &s->c;
+    size_t bytes = kern_kv_page_bytes((kern_kv_type)c->type, c->Hk, c->D, 0, KV_PLACE_TOKENS);
+    s->layer = (kern_kv_layer){.type = (kern_kv_type)c->type,
+                               .Hk = c->Hk,
+                               .D = c->D,
+                               .page_tokens = KV_PLACE_TOKENS,
+                               .page_stride = bytes};
+    s->layer.base = gpu_host(bytes * (size_t)s->pages);
+    s->gpu.kv = (gpu_kv){.type = c->type,
+                         .order = GPU_KV_MMA,
+                         .Hk = c->Hk,
+                         .D = c->D,
+                         .page_tokens = KV_PLACE_TOKENS,
+                         .page_stride = bytes + 64};
+    s->mma = gpu_host((bytes + 64) * (size_t)s->pages);
+    if (c->scales) {
+        float *scale = spreads(2 * c->Hk, 1);
+        for (int i = 0; i < 2 * c->Hk; i++)
+            scale[i] = 0.03f + 0.02f * fabsf(scale[i]);
+        s->layer.k_scale = scale, s->layer.v_scale = scale + c->Hk;
+        s->gpu.kv.k_scale = gpu_up_f32(scale, c->Hk);
+        s->gpu.kv.v_scale = gpu_up_f32(scale + c->Hk, c->Hk);
+    }
+}
+
+static step make(const attn_case *c)
+{
+    step s = {.c = *c};
+    int32_t row0[MAX_SEQS], rows[MAX_SEQS], lens[MAX_SEQS], max_rows = 0, max_len = 0;
+    for (int i = 0; i < c->n; i++) {
+        int pages = (c->seqs[i].len + KV_PLACE_TOKENS - 1) / KV_PLACE_TOKENS;
+        row0[i] = s.T + (i == 1); /* a row between that is nobody's */
+        rows[i] = c->seqs[i].rows, lens[i] = c->seqs[i].len;
+        s.T = row0[i] + rows[i];
+        s.pages += pages;
+        s.max_pages = pages > s.max_pages ? pages : s.max_pages;
+        max_rows = rows[i] > max_rows ? rows[i] : max_rows;
+        max_len = lens[i] > max_len ? lens[i] : max_len;
+    }
+    s.T += 3;
+    s.pages += 2;
+    make_cache(&s);
+    int32_t *free_pages = gpu_host((size_t)s.pages * sizeof *free_pages), next = 0;
+    for (int i = 0; i < s.pages; i++) {
+        int j = (int)(gpu_uniform() * (i + 1));
+        free_pages[i] = free_pages[j], free_pages[j] = i;
+    }
+    int32_t *table = gpu_host((size_t)(c->n * s.max_pages) * sizeof *table),
+            *row_seq = gpu_host((size_t)s.T * sizeof *row_seq); /* -1 */
+    for (int i = 0; i < c->n; i++) {
+        int32_t *mine = table + (size_t)i * (size_t)s.max_pages;
+        int pages = (lens[i] + KV_PLACE_TOKENS - 1) / KV_PLACE_TOKENS;
+        memcpy(mine, free_pages + next, (size_t)pages * sizeof *mine);
+        next += pages;
+        fill(&s, mine, lens[i]);
+        int seen = lens[i] - rows[i] - c->window + 1; /* the first key of the first row */
+        for (int p = 0; c->window && p < pages && (p + 1) * KV_PLACE_TOKENS <= seen; p++)
+            mine[p] = -1;
+        for (int r = 0; r < rows[i] && lens[i]; r++)
+            row_seq[row0[i] + r] = i;
+        if (lens[i]) s.seqs[s.n_cpu++] = (kern_seq){row0[i], rows[i], lens[i], mine};
+    }
+    s.gpu.kv.base = gpu_up(s.mma, s.gpu.kv.page_stride * (size_t)s.pages);
+    int64_t ld = (int64_t)c->H * c->D, ldq = ld + 16, ldo = ld + 8;
+    s.q = gpu_mat_of(c->q, spreads(s.T * ld, 2), ld, s.T, ld, ldq);
+    s.out = gpu_mat_empty(c->out, s.T, ld, ldo);
+    const float *sinks = c->sinks ? spreads(c->H, 3) : NULL;
+    s.cpu = (kern_attn_args){s.q.host,  ldq,        s.out.host, ldo,  c->H, 0.09f,
+                             c->window, c->softcap, sinks,      NULL, NULL, s.n_cpu};
+    s.gpu.q = s.q.x, s.gpu.out = s.out.x, s.gpu.ldq = ldq, s.gpu.ldo = ldo, s.gpu.H = c->H;
+    s.gpu.window = c->window, s.gpu.scale = 0.09f, s.gpu.softcap = c->softcap;
+    s.gpu.sinks = gpu_up_f32(sinks, c->H);
+    s.gpu.seqs = (gpu_seqs){gpu_up_i32(row0, c->n),
+                            gpu_up_i32(rows, c->n),
+                            gpu_up_i32(lens, c->n),
+                            gpu_up_i32(table, (int64_t)c->n * s.max_pages),
+                            gpu_up_i32(row_seq, s.T),
+                            c->n,
+                            s.max_pages,
+                            s.T,
+                            max_rows,
+                            max_len};
+    return s;
+}
+
+/* Rows of sequences agree, all others are untouched. */
+static void check(step *s, const char *why)
+{
+    const attn_case *c = &s->c;
+    if (why) fail_msg("%s: %s", c->name, why);
+    gpu_sync();
+    s->cpu.kv = &s->layer, s->cpu.seqs = s->seqs;
+    kern_attention(gpu.cpu, &s->cpu);
+    size_t lane = gpu_lane_bytes(c->out);
+    int64_t n = s->out.cols, lanes = gpu_mat_lanes(&s->out);
+    char *raw = gpu_host((size_t)lanes * lane);
+    bool *mine = gpu_host((size_t)s->T);
+    memset(mine, 0, (size_t)s->T);
+    for (int i = 0; i < s->n_cpu; i++)
+        memset(mine + s->seqs[i].row0, 1, (size_t)s->seqs[i].n_rows);
+    gpu_read(raw, s->out.mem, (size_t)lanes * lane);
+    double d2 = 0, r2 = 0;
+    for (int64_t i = 0; i < lanes; i++) {
+        int64_t at = i - GPU_GUARD, row = at < 0 ? -1 : at / s->out.ld, col = at % s->out.ld;
+        uint32_t u = 0, poison = lane == 4 ? 0xffffffffu : 0xffffu;
+        memcpy(&u, raw + (size_t)i * lane, lane);
+        if (row < 0 || row >= s->T || col >= n || !mine[row]) {
+            if (u != poison) fail_msg("%s: row %d lane %d is written", c->name, (int)row, (int)col);
+            continue;
+        }
+        float got = num_bf16_to_f32((uint16_t)u), want = s->out.host[row * s->out.ld + col];
+        if (lane == 4) memcpy(&got, &u, 4);
+        double d = (double)got - (double)want;
+        if (!(fabs(d) < 0.012))
+            fail_msg("%s: row %d head %d lane %d: %g, expected %g", c->name, (int)row,
+                     (int)col / c->D, (int)col % c->D, (double)got, (double)want);
+        d2 += d * d, r2 += (double)want * (double)want;
+    }
+    printf("%-28s relative error %.1e\n", c->name, sqrt(d2 / r2));
+    if (!(d2 <= 5e-3 * 5e-3 * r2)) fail_msg("%s: relative error %g", c->name, sqrt(d2 / r2));
+    gpu_drop_all();
+}
+
+/* clang-format off */
+static const attn_case many_rows[] = {
+    {"bf16 ragged", 4, 2, 64, KV_BF16, GPU_BF16, GPU_BF16, 0, 0, false, false,
+     {{1, 1}, {5, 5}, {33, 33}, {64, 64}, {0, 0}, {130, 130}, {31, 31}, {65, 65}}, 8},
+    {"bf16 128 chunked", 8, 2, 128, KV_BF16, GPU_BF16, GPU_F32, 0, 0, false, false,
+     {{7, 100}, {40, 129}, {1, 64}, {1, 97}, {3, 3}}, 5},
+    {"bf16 128 f32 q", 3, 3, 128, KV_BF16, GPU_F32, GPU_F32, 0, 0, false, false, {{70, 75}, {150, 150}}, 2},
+    {"bf16 window", 4, 2, 128, KV_BF16, GPU_BF16, GPU_F32, 40, 0, false, false,
+     {{100, 100}, {9, 200}, {1, 161}, {70, 300}}, 4},
+    {"bf16 window of one", 2, 1, 64, KV_BF16, GPU_BF16, GPU_F32, 1, 0, false, false, {{70, 100}}, 1},
+    {"bf16 sinks, softcap", 8, 1, 64, KV_BF16, GPU_BF16, GPU_F32, 0, 1.5f, true, false, {{20, 20}, {5, 70}}, 2},
+    {"bf16 sinks", 8, 1, 64, KV_BF16, GPU_BF16, GPU_BF16, 33, 0, true, false, {{20, 20}, {5, 70}}, 2},
+    {"bf16 96", 7, 1, 96, KV_BF16, GPU_BF16, GPU_F32, 0, 0, false, false, {{30, 66}}, 1},
+    {"bf16 256", 4, 2, 256, KV_BF16, GPU_BF16, GPU_F32, 50, 0, false, false, {{80, 100}}, 1},
+    {"fp8 64", 4, 2, 64, KV_FP8_E4M3, GPU_BF16, GPU_BF16, 0, 0, false, true, {{66, 66}, {2, 40}}, 2},
+    {"fp8 96", 2, 1, 96, KV_FP8_E4M3, GPU_F32, GPU_F32, 0, 0, false, false, {{66, 66}, {2, 40}}, 2},
+    {"fp8 128", 8, 2, 128, KV_FP8_E4M3, GPU_BF16, GPU_F32, 0, 0, false, true, {{50, 131}, {1, 1}, {0, 0}, {90, 90}}, 4},
+    {"fp8 128 window, sinks", 4, 2, 128, KV_FP8_E4M3, GPU_F32, GPU_F32, 64, 0, true, true, {{50, 200}}, 1},
+    {"fp8 256 softcap", 2, 1, 256, KV_FP8_E4M3, GPU_BF16, GPU_F32, 0, 2, false, true, {{70, 70}}, 1},
+    {"forty sequences", 2, 2, 64, KV_BF16, GPU_BF16, GPU_F32, 0, 0, false, false,
+     {{1, 3}, {1, 3}, {1, 3}, {1, 3}, {1, 3}, {1, 3}, {1, 3}, {1, 3}, {1, 3}, {1, 3}, {1, 3}, {1, 3}, {1, 3}, {1, 3},
+      {1, 3}, {1, 3}, {1, 3}, {1, 3}, {1, 3}, {1, 3}, {1, 3}, {1, 3}, {1, 3}, {1, 3}, {1, 3}, {1, 3}, {1, 3}, {1, 3},
+      {1, 3}, {1, 3}, {1, 3}, {1, 3}, {1, 3}, {1, 3}, {140, 140}, {1, 3}, {1, 3}, {0, 0}, {2, 66}, {1, 3}}, 40},
+};
+/* clang-format on */
+
+static void prefill(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof many_rows / sizeof *many_rows; i++) {
+        step s = make(&many_rows[i]);
+        const char *no = prefill_refuses(&s.gpu);
+        if (no) fail_msg("%s: refused: %s", many_rows[i].name, no);
+        check(&s, prefill_runs(&s.gpu, gpu.stream));
+    }
+}
+
+static void *symbol(const char *name)
+{
+    void *p = dlsym(gpu.lib, name);
+    if (!p) {
+        fprintf(stderr, "the plug-in lacks %s\n", name);
+        exit(1);
+    }
+    return p;
+}
+
+int main(int argc, char **argv)
+{
+    static const struct CMUnitTest tests[] = {GPU_TEST(prefill)};
+    gpu_begin(argc, argv);
+    *(void **)&prefill_refuses = symbol("prefill_refuse");
+    *(void **)&prefill_runs = symbol("prefill_run");
+    return gpu_end(cmocka_run_group_tests(tests, NULL, NULL), NULL, 0);
+}
