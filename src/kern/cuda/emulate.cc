@@ -116,6 +116,16 @@ static void *make_stack(machine *m)
     return p + STACK_BYTES - 64 - (size_t)(m->made++ % 56) * 64;
 }
 
+/* The library may be opened and closed often. */
+__attribute__((destructor)) static void drop_stacks(void)
+{
+    machine *m = &the_machine;
+    while (m->n_stacks) {
+        uintptr_t top = (uintptr_t)m->stacks[--m->n_stacks];
+        munmap((void *)((top + 4095) / 4096 * 4096 - STACK_BYTES), STACK_BYTES);
+    }
+}
+
 static void runner(void);
 
 /* A stack pointer that emu_switch goes on at the start of runner with. */

@@ -363,61 +363,85 @@ void gpu__linear_embed(kern_dev *d, const kern_linear *pub, const int32_t *ids, 
 }
 
 /* ---- experts ------------------------------------------------------------------------------------
- * Of panels: one launch for all experts, each on its slots. */
+ * Of panels: for each shard one launch over all experts, each on its slots. */
 
-typedef struct plain_experts {
-    int E;
-    int64_t N, K, Kp;
+typedef struct plain_shard {
+    int64_t N, Kp, row0;
     gpu_act act;
-    gpu_panels *w; /* [E] on the device */
-    const float **bias;
+    gpu_panels *w;      /* [E] on the device */
+    const float **bias; /* [E] or NULL */
+} plain_shard;
+typedef struct plain_experts {
+    int E, n;
+    int64_t K;
+    plain_shard shard[KERN_MAX_SHARDS];
 } plain_experts;
 
-static int same_kind(const gpu_linear *l, const char *name, err *e)
+/* Expert i is like expert 0 but for its numbers. */
+static int alike(const kern_linear *first, const kern_linear *other, err *e)
 {
-    const panels *p = l->own;
-    if (l->layout == &layout_panels && p->n == 1) return 0;
-    return err_set(e, ERR_UNSUPPORTED, "%s: experts of %d shards in layout %s", name,
-                   l->layout == &layout_panels ? p->n : 0, l->layout->name);
+    const gpu_linear *l0 = first->own, *l = other->own;
+    if (l0->layout != &layout_panels || l->layout != &layout_panels)
+        return err_set(e, ERR_UNSUPPORTED, "%s: experts in layout %s", other->name,
+                       l->layout->name);
+    const panels *p0 = l0->own, *p = l->own;
+    bool same = p->n == p0->n && l->K == l0->K && l->N == l0->N;
+    for (int i = 0; same && i < p->n; i++)
+        same = p->shard[i].row0 == p0->shard[i].row0 && p->shard[i].w.Kp == p0->shard[i].w.Kp &&
+               same_act(&p->shard[i].act[0], &p0->shard[i].act[0]);
+    if (same) return 0;
+    return err_set(e, ERR_UNSUPPORTED,
+                   "%s: its shape or the treatment of its input differs from that of %s",
+                   other->name, first->name);
+}
+
+static int settle_experts(gpu_dev *g, kern_linear **expert, int E, int shard, plain_shard *out,
+                          err *e)
+{
+    int rc = 0;
+    const panels *p0 = ((const gpu_linear *)expert[0]->own)->own;
+    gpu_panels *w = xcalloc((size_t)E, sizeof *w);
+    const float **bias = xcalloc((size_t)E, sizeof *bias);
+    void *dev_w = NULL, *dev_bias = NULL;
+    bool any = false;
+    for (int i = 0; i < E; i++) {
+        const panels *p = ((const gpu_linear *)expert[i]->own)->own;
+        w[i] = p->shard[shard].w;
+        bias[i] = p->bias ? p->bias + p->shard[shard].row0 : NULL;
+        any = any || p->bias;
+    }
+    TRY(gpu__keep(g, &dev_w, w, sizeof *w * (size_t)E, e));
+    if (any) TRY(gpu__keep(g, &dev_bias, bias, sizeof *bias * (size_t)E, e));
+    *out = (plain_shard){.N = w[0].N,
+                         .Kp = w[0].Kp,
+                         .row0 = p0->shard[shard].row0,
+                         .act = p0->shard[shard].act[0],
+                         .w = dev_w,
+                         .bias = dev_bias};
+out:
+    free(w);
+    free(bias);
+    return rc;
 }
 
 int gpu__experts_make(kern_dev *d, kern_linear **expert, int E, void **own, err *e)
 {
     gpu_dev *g = gpu__of(d);
     int rc = 0;
-    gpu_panels *w = xcalloc((size_t)E, sizeof *w);
-    const float **bias = xcalloc((size_t)E, sizeof *bias);
-    void *dev_w = NULL, *dev_bias = NULL;
-    bool any = false;
     plain_experts *x = xcalloc(1, sizeof *x);
+    for (int i = 0; i < E; i++)
+        TRY(alike(expert[0], expert[i], e));
     const gpu_linear *l0 = expert[0]->own;
-    TRY(same_kind(l0, expert[0]->name, e));
-    const panels *p0 = l0->own;
-    *x = (plain_experts){.E = E, .N = l0->N, .K = l0->K, .Kp = p0->shard[0].w.Kp};
-    x->act = p0->shard[0].act[0];
-    for (int i = 0; i < E; i++) {
-        const gpu_linear *l = expert[i]->own;
-        TRY(same_kind(l, expert[i]->name, e));
-        const panels *p = l->own;
-        if (!same_act(&x->act, &p->shard[0].act[0])) {
-            rc = err_set(e, ERR_UNSUPPORTED, "%s: its input is treated differently from that of %s",
-                         expert[i]->name, expert[0]->name);
-            goto out;
-        }
-        w[i] = p->shard[0].w;
-        bias[i] = p->bias;
-        any = any || p->bias;
+    x->E = E;
+    x->n = ((const panels *)l0->own)->n;
+    x->K = l0->K;
+    for (int i = 0; i < x->n; i++) {
+        TRY(settle_experts(g, expert, E, i, &x->shard[i], e));
+        if (x->shard[i].Kp > g->experts_k) g->experts_k = x->shard[i].Kp;
     }
-    TRY(gpu__keep(g, &dev_w, w, sizeof *w * (size_t)E, e));
-    if (any) TRY(gpu__keep(g, &dev_bias, bias, sizeof *bias * (size_t)E, e));
-    x->w = dev_w;
-    x->bias = dev_bias;
-    g->experts_k = x->Kp > g->experts_k ? x->Kp : g->experts_k;
     *own = x;
     x = NULL;
 out:
-    free(w);
-    free(bias);
     free(x);
     return rc;
 }
@@ -434,25 +458,29 @@ void gpu__experts_run(kern_dev *d, const void *own, const float *in, int64_t ldi
 {
     gpu_dev *g = gpu__of(d);
     const plain_experts *x = own;
-    gpu_act_run act = {.plan = x->act,
-                       .x = gpu__x(g, in),
-                       .ldx = ldin,
-                       .M = slots,
-                       .ids = gpu__raw(g, row),
-                       .out = g->act_scratch};
-    gpu__push(g, GPU_OP_act_run, &act, sizeof act);
-    gpu_experts a = {.w = x->w,
-                     .a = g->act_scratch,
-                     .bias = x->bias,
-                     .first = gpu__raw(g, first),
-                     .E = x->E,
-                     .slots = slots,
-                     .N = x->N,
-                     .K = x->K,
-                     .Kp = x->Kp,
-                     .ldy = ldy,
-                     .y = gpu__x(g, y)};
-    gpu__push(g, GPU_OP_experts, &a, sizeof a);
+    for (int i = 0; i < x->n; i++) {
+        const plain_shard *s = &x->shard[i];
+        gpu_act_run act = {.plan = s->act,
+                           .x = gpu__x(g, in),
+                           .ldx = ldin,
+                           .M = slots,
+                           .ids = gpu__raw(g, row),
+                           .out = g->act_scratch};
+        if (!i || !same_act(&s->act, &x->shard[i - 1].act))
+            gpu__push(g, GPU_OP_act_run, &act, sizeof act);
+        gpu_experts a = {.w = s->w,
+                         .a = g->act_scratch,
+                         .bias = s->bias,
+                         .first = gpu__raw(g, first),
+                         .E = x->E,
+                         .slots = slots,
+                         .N = s->N,
+                         .K = x->K,
+                         .Kp = s->Kp,
+                         .ldy = ldy,
+                         .y = gpu__x(g, y + s->row0)};
+        gpu__push(g, GPU_OP_experts, &a, sizeof a);
+    }
 }
 
 /* Room for the treated input of a product: ACT_ROWS rows, of experts all slots of a step. */
