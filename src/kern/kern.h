@@ -96,6 +96,7 @@ typedef struct kern_linear_desc {
     const float *bias;                     /* [N] or NULL; copied */
     kern_act act;
     bool strict; /* a reference row for a listed format is an error */
+    bool expert; /* kern_experts_make takes it */
 } kern_linear_desc;
 
 typedef struct kern_linear kern_linear; /* prepared; canonical qtensors may be freed after make */

@@ -281,17 +281,33 @@ static bool rows_for(const gpu_dev *g, const gpu_layout *y, const kern_linear_de
     return true;
 }
 
-static const gpu_layout *choose(const gpu_dev *g, const kern_linear_desc *d, gpu_linear *l,
-                                kern_choice choice[KERN_BUCKETS])
+static void note_all(kern_choice choice[KERN_BUCKETS], const char *who, const char *why)
+{
+    for (int b = 0; b < KERN_BUCKETS; b++)
+        note(choice[b].refused, sizeof choice[b].refused, who, why);
+}
+
+/* The first layout that takes it. One may find out only from the numbers that it does not hold
+ * them: then the next is asked. */
+static int choose(gpu_dev *g, const kern_linear_desc *d, gpu_linear *l,
+                  kern_choice choice[KERN_BUCKETS], err *e)
 {
     for (int i = 0; i < gpu_n_layouts; i++) {
         const gpu_layout *y = gpu_layouts[i];
         const char *why = y->refuse(g, d);
-        if (!why && rows_for(g, y, d, l, choice)) return y;
-        for (int b = 0; why && b < KERN_BUCKETS; b++)
-            note(choice[b].refused, sizeof choice[b].refused, y->name, why);
+        if (why) note_all(choice, y->name, why);
+        if (why || !rows_for(g, y, d, l, choice)) continue;
+        err found = {0};
+        int rc = y->make(g, d, l, &found);
+        l->layout = y;
+        if (rc == 0) return 0;
+        if (rc != -ERR_UNSUPPORTED) return err_set(e, found.code, "%s", found.msg);
+        if (l->own) y->drop(g, l->own);
+        l->own = NULL;
+        l->bytes = 0;
+        note_all(choice, y->name, found.msg);
     }
-    return NULL; /* not reached: panels refuse nothing */
+    return err_set(e, ERR_UNSUPPORTED, "%s: no layout holds it: %s", d->name, choice[0].refused);
 }
 
 int gpu__linear_make(kern_dev *d, const kern_linear_desc *desc, kern_linear *pub, err *e)
@@ -304,8 +320,7 @@ int gpu__linear_make(kern_dev *d, const kern_linear_desc *desc, kern_linear *pub
     l->N = pub->N;
     l->K = pub->K;
     TRY(gpu__check(g, "bind", g->api->bind(g->index), e));
-    l->layout = choose(g, desc, l, pub->choice);
-    TRY(l->layout->make(g, desc, l, e));
+    TRY(choose(g, desc, l, pub->choice, e));
     for (int b = 0; b < KERN_BUCKETS; b++) {
         kern_choice *c = &pub->choice[b];
         c->row = l->row[b]->name;
