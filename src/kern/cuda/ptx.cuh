@@ -71,6 +71,15 @@ PTX void ptx_bulk_load(uint32_t to, const void *from, uint32_t n, uint32_t bar)
                  "l"(from), "r"(n), "r"(bar)
                  : "memory");
 }
+/* The same into every block of the cluster whose bit is set, at the same place; the barrier at
+ * `bar` of each counts. */
+PTX void ptx_bulk_load_all(uint32_t to, const void *from, uint32_t n, uint32_t bar, uint32_t blocks)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes."
+                 "multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(to),
+                 "l"(from), "r"(n), "r"(bar), "h"((uint16_t)blocks)
+                 : "memory");
+}
 
 /* ---- clusters ----------------------------------------------------------------------------------
  * Addresses are shared-memory addresses of this block; rank says in which block of the cluster. */
@@ -202,11 +211,18 @@ template <int N> PTX void ptx_wg_wait(void)
 #define PTX_N64                                                                                    \
     PTX_N32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "   \
             "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define PTX_F4(d, i)  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define PTX_F8(d, i)  PTX_F4(d, i), PTX_F4(d, i + 4)
-#define PTX_F16(d, i) PTX_F8(d, i), PTX_F8(d, i + 8)
-#define PTX_F32(d, i) PTX_F16(d, i), PTX_F16(d, i + 16)
-#define PTX_F64(d, i) PTX_F32(d, i), PTX_F32(d, i + 32)
+#define PTX_N128                                                                                   \
+    PTX_N64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "   \
+            "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "     \
+            "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, "     \
+            "%110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, "       \
+            "%123, %124, %125, %126, %127"
+#define PTX_F4(d, i)   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define PTX_F8(d, i)   PTX_F4(d, i), PTX_F4(d, i + 4)
+#define PTX_F16(d, i)  PTX_F8(d, i), PTX_F8(d, i + 8)
+#define PTX_F32(d, i)  PTX_F16(d, i), PTX_F16(d, i + 16)
+#define PTX_F64(d, i)  PTX_F32(d, i), PTX_F32(d, i + 32)
+#define PTX_F128(d, i) PTX_F64(d, i), PTX_F64(d, i + 64)
 #define PTX_WGMMA(N, NAMES, OPERANDS, A0, A1, A2, A3, B, ADD)                                      \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                                  \
                  "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" NAMES "}, {" A0      \
@@ -223,6 +239,8 @@ template <int N> PTX void ptx_wgmma(float (&d)[N / 2], const uint32_t a[4], uint
         PTX_WGMMA(64, PTX_N32, PTX_F32(d, 0), "%32", "%33", "%34", "%35", "%36", "%37");
     if constexpr (N == 128)
         PTX_WGMMA(128, PTX_N64, PTX_F64(d, 0), "%64", "%65", "%66", "%67", "%68", "%69");
+    if constexpr (N == 256)
+        PTX_WGMMA(256, PTX_N128, PTX_F128(d, 0), "%128", "%129", "%130", "%131", "%132", "%133");
 }
 
 PTX uint4 ptx_lds128(uint32_t at)

@@ -7,39 +7,72 @@
 
 typedef struct entry {
     small_format format;
-    int tokens, groups, threads;
+    int tokens, groups, share;
     size_t smem;
+    float base;
     void (*kernel)(const wide_args);
 } entry;
 
-#define ROW(F, W, TOKENS, GROUPS, XU, XS, WS)                                                      \
+#define ROW(F, W, TOKENS, GROUPS, XB, XS, WS, SHARE)                                               \
     {                                                                                              \
-        F, TOKENS, GROUPS, GROUPS * 4 * 32,                                                        \
-            wide_shape<W, wide_cfg<TOKENS, GROUPS, XU, XS, WS>>::smem,                             \
-            wide_kernel<W, wide_cfg<TOKENS, GROUPS, XU, XS, WS>>                                   \
+        F, TOKENS, GROUPS, SHARE,                                                                  \
+            wide_shape<W, wide_cfg<TOKENS, GROUPS, XB, XS, WS, SHARE>>::smem, W::base,             \
+            wide_kernel<W, wide_cfg<TOKENS, GROUPS, XB, XS, WS, SHARE>>                            \
     }
+#define FOUR_BITS(F, W)                                                                            \
+    ROW(F, W, 16, 4, 8, 4, 7, 1), ROW(F, W, 64, 4, 2, 5, 6, 1), ROW(F, W, 128, 4, 2, 4, 4, 1)
+#define EIGHT_BITS(F, W) ROW(F, W, 16, 4, 8, 4, 5, 1), ROW(F, W, 64, 3, 2, 4, 5, 1)
 static const entry entries[] = {
-    ROW(SMALL_INT4, w_int4, 16, 2, 4, 4, 10), ROW(SMALL_INT4, w_int4, 16, 3, 4, 4, 8),
-    ROW(SMALL_INT4, w_int4, 16, 4, 4, 4, 8),  ROW(SMALL_INT4, w_int4, 32, 2, 2, 4, 10),
-    ROW(SMALL_INT4, w_int4, 32, 3, 2, 4, 8),  ROW(SMALL_INT4, w_int4, 32, 4, 2, 4, 8),
-    ROW(SMALL_INT4, w_int4, 64, 2, 1, 6, 10), ROW(SMALL_INT4, w_int4, 64, 3, 1, 6, 8),
-    ROW(SMALL_INT4, w_int4, 64, 4, 1, 5, 7),  ROW(SMALL_INT4, w_int4, 128, 4, 1, 4, 5),
-    ROW(SMALL_E4M3, w_e4m3, 16, 4, 4, 4, 5),  ROW(SMALL_E4M3, w_e4m3, 64, 3, 1, 4, 5),
-    ROW(SMALL_BF16, w_bf16, 16, 3, 4, 4, 3),  ROW(SMALL_BF16, w_bf16, 64, 3, 1, 4, 3),
+    ROW(SMALL_INT4, w_int4, 16, 2, 8, 4, 10, 1),
+    ROW(SMALL_INT4, w_int4, 16, 3, 8, 4, 8, 1),
+    ROW(SMALL_INT4, w_int4, 16, 4, 8, 4, 8, 1),
+    ROW(SMALL_INT4, w_int4, 32, 2, 4, 4, 10, 1),
+    ROW(SMALL_INT4, w_int4, 32, 3, 4, 4, 8, 1),
+    ROW(SMALL_INT4, w_int4, 32, 4, 4, 4, 8, 1),
+    ROW(SMALL_INT4, w_int4, 64, 2, 2, 6, 10, 1),
+    ROW(SMALL_INT4, w_int4, 64, 3, 2, 6, 8, 1),
+    ROW(SMALL_INT4, w_int4, 64, 4, 2, 5, 7, 1),
+    ROW(SMALL_INT4, w_int4, 128, 4, 2, 4, 5, 1),
+    ROW(SMALL_INT4, w_int4, 128, 4, 2, 4, 5, 2),
+    ROW(SMALL_INT4, w_int4, 256, 2, 1, 6, 4, 1),
+    ROW(SMALL_INT4, w_int4, 256, 2, 1, 6, 4, 2),
+    ROW(SMALL_INT4_128_ZERO, w_int4_zero, 16, 3, 8, 4, 8, 1),
+    ROW(SMALL_INT4_128_ZERO, w_int4_zero, 16, 4, 8, 4, 8, 1),
+    ROW(SMALL_INT4_128_ZERO, w_int4_zero, 32, 4, 4, 4, 8, 1),
+    ROW(SMALL_INT4_128_ZERO, w_int4_zero, 64, 3, 2, 6, 8, 1),
+    ROW(SMALL_INT4_128_ZERO, w_int4_zero, 64, 4, 2, 5, 7, 1),
+    ROW(SMALL_INT4_128_ZERO, w_int4_zero, 128, 4, 2, 4, 5, 1),
+    FOUR_BITS(SMALL_INT4_64, w_int4_64),
+    FOUR_BITS(SMALL_INT4_64_ZERO, w_int4_64_zero),
+    FOUR_BITS(SMALL_INT4_32, w_int4_32),
+    FOUR_BITS(SMALL_INT4_32_ZERO, w_int4_32_zero),
+    EIGHT_BITS(SMALL_E4M3, w_e4m3),
+    ROW(SMALL_E4M3, w_e4m3, 128, 4, 2, 3, 3, 1),
+    EIGHT_BITS(SMALL_E4M3_BLOCK, w_e4m3_block),
+    ROW(SMALL_E4M3_BLOCK, w_e4m3_block, 128, 4, 2, 3, 3, 1),
+    EIGHT_BITS(SMALL_INT8, w_int8),
+    EIGHT_BITS(SMALL_INT8_GROUP, w_int8_group),
+    ROW(SMALL_BF16, w_bf16, 16, 3, 8, 4, 3, 1),
+    ROW(SMALL_BF16, w_bf16, 64, 3, 2, 4, 3, 1),
+    FOUR_BITS(SMALL_MXFP4, w_mxfp4),
+    FOUR_BITS(SMALL_NVFP4, w_nvfp4),
 };
 
-static const entry *find(small_format f, int tokens, int groups)
+static const entry *find(small_format f, int tokens, int groups, int share)
 {
-    for (size_t i = 0; i < sizeof entries / sizeof *entries; i++)
-        if (entries[i].format == f && entries[i].tokens == tokens && entries[i].groups == groups)
-            return &entries[i];
+    for (size_t i = 0; i < sizeof entries / sizeof *entries; i++) {
+        const entry *e = &entries[i];
+        if (e->format == f && e->tokens == tokens && e->groups == groups &&
+            e->share == (share ? share : 1))
+            return e;
+    }
     return NULL;
 }
 
 static const entry *find_groups(small_format f, int tokens, int rows)
 {
     for (int g = 1; g <= 4; g++) {
-        const entry *e = find(f, tokens, g);
+        const entry *e = find(f, tokens, g, 1);
         if (e && g * 4 >= rows) return e;
     }
     return NULL;
@@ -55,30 +88,30 @@ static wide_plan choose_split(small_format f, int tokens, int tiles, int units, 
         const int most = s[1] / token_tiles;
         if (units % s[0] || (s[0] > 1 && token_tiles > 1) || most < 1) continue;
         const entry *e = find_groups(f, tokens, (tiles + most - 1) / most);
-        if (e) return {tokens, e->groups, s[0]};
+        if (e) return {tokens, e->groups, s[0], 1};
     }
     for (int g = 4; g > 0; g--)
-        if (find(f, tokens, g)) return {tokens, g, 1};
-    return {0, 0, 0};
+        if (find(f, tokens, g, 1)) return {tokens, g, 1, 1};
+    return {0, 0, 0, 0};
 }
 
 extern "C" wide_plan wide_choose(small_format f, int N, int K, int M)
 {
     const int tiles = N / SMALL_ROWS, units = K / SMALL_UNIT_K;
-    if (M > 64 && find(f, 128, 4)) {
+    if (M > 64 && find(f, 128, 4, 1)) {
         const int token_tiles = (M + 127) / 128;
-        if ((int64_t)(tiles + 15) / 16 * token_tiles >= 100) return {128, 4, 1};
+        if ((int64_t)(tiles + 15) / 16 * token_tiles >= 100) return {128, 4, 1, 1};
     }
     for (int tokens = 16; tokens <= 64; tokens *= 2)
         if ((M <= tokens || tokens == 64) && find_groups(f, tokens, 1))
             return choose_split(f, tokens, tiles, units, (M + tokens - 1) / tokens);
-    return {0, 0, 0};
+    return {0, 0, 0, 0};
 }
 
 extern "C" int wide_has(small_format f, wide_plan p, int K)
 {
-    return find(f, p.tokens, p.groups) && p.split >= 1 && p.split <= 8 &&
-           K / SMALL_UNIT_K % p.split == 0;
+    return find(f, p.tokens, p.groups, p.share) && p.split >= 1 && p.split <= 8 &&
+           (p.split == 1 || p.share <= 1) && K / SMALL_UNIT_K % p.split == 0;
 }
 
 static int round_up(int n, int to)
@@ -88,14 +121,21 @@ static int round_up(int n, int to)
 
 extern "C" size_t wide_work_bytes(int K, int M)
 {
-    return (size_t)round_up(M, 128) * (size_t)K * 2;
+    return (size_t)round_up(M, 256) * (size_t)K * 2;
 }
 
-extern "C" size_t wide_place(int tokens, int K, int m, int k)
+static int is_fine(small_format f)
 {
-    size_t row = ((size_t)(m / tokens) * (size_t)(K / 64) + (size_t)(k / 64)) * (size_t)tokens +
-                 (size_t)(m % tokens);
+    return small_group(f) && small_group(f) < 64;
+}
+
+extern "C" size_t wide_place(small_format f, int tokens, int K, int m, int k)
+{
+    const size_t row =
+        ((size_t)(m / tokens) * (size_t)(K / 64) + (size_t)(k / 64)) * (size_t)tokens +
+        (size_t)(m % tokens);
     int c = k % 64 / 16, h = k / 8 % 2, s = k / 2 % 4;
+    if (is_fine(f)) c = k / 4 % 4, h = k / 2 % 2, s = k % 64 / 16;
     return row * 64 + (size_t)(((2 * s + h) ^ (m % tokens % 8)) * 8 + 2 * c + k % 2);
 }
 
@@ -122,10 +162,12 @@ static wide_plan plan_of(const wide_call *c)
 
 static const char *refuse(const wide_call *c)
 {
-    static thread_local char why[128];
+    static thread_local char why[160];
     const wide_plan p = plan_of(c);
     why[0] = 0;
-    if (c->M < 1)
+    if (c->format < 0 || c->format >= SMALL_FORMATS)
+        snprintf(why, sizeof why, "no packed format has number %d", (int)c->format);
+    else if (c->M < 1)
         snprintf(why, sizeof why, "M = %d", c->M);
     else if (c->N < SMALL_ROWS || c->N % SMALL_ROWS)
         snprintf(why, sizeof why, "N = %d is not a multiple of %d", c->N, SMALL_ROWS);
@@ -135,9 +177,13 @@ static const char *refuse(const wide_call *c)
         snprintf(why, sizeof why, "x is not aligned to 4 bytes");
     else if (c->ldy % 4 || (uintptr_t)c->y % 16 || (uintptr_t)c->work % 128)
         snprintf(why, sizeof why, "y is not aligned to 16 bytes or work not to 128");
+    else if ((uintptr_t)c->col_scale % 16 || (uintptr_t)c->bias % 16)
+        snprintf(why, sizeof why, "col_scale or bias is not aligned to 16 bytes");
     else if (!wide_has(c->format, p, c->K))
-        snprintf(why, sizeof why, "no kernel of %d tokens, %d groups, K = %d cut in %d", p.tokens,
-                 p.groups, c->K, p.split);
+        snprintf(
+            why, sizeof why,
+            "format %d has no kernel of %d tokens, %d groups, K = %d cut in %d, x shared by %d",
+            (int)c->format, p.tokens, p.groups, c->K, p.split, p.share);
     return *why ? why : NULL;
 }
 
@@ -155,11 +201,12 @@ extern "C" const char *wide_order(const wide_call *c)
     cfg.attrs = at;
     allow_early(&cfg, c->pdl);
     return words(cudaLaunchKernelEx(&cfg, wide_order_kernel, (const __nv_bfloat16 *)c->x, c->ldx,
-                                    (uint4 *)c->work, p.tokens, c->K, c->M, padded));
+                                    (uint4 *)c->work, p.tokens, c->K, c->M, padded,
+                                    is_fine(c->format)));
 }
 
-/* How many clusters of the kernel the device holds at once. */
-static cudaError_t room(const entry *e, cudaLaunchConfig_t *cfg, int split, int *most)
+/* How many clusters of so many blocks the device holds at once. */
+static cudaError_t room(const entry *e, cudaLaunchConfig_t *cfg, int cluster, int *most)
 {
     int device = 0;
     cudaError_t rc = cudaGetDevice(&device);
@@ -168,12 +215,12 @@ static cudaError_t room(const entry *e, cudaLaunchConfig_t *cfg, int split, int 
     if (rc == cudaSuccess)
         rc = cudaFuncSetAttribute(e->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   (int)e->smem);
-    if (rc != cudaSuccess || split == 1) return rc;
+    if (rc != cudaSuccess || cluster == 1) return rc;
     cfg->attrs[0].id = cudaLaunchAttributeClusterDimension;
-    cfg->attrs[0].val.clusterDim.x = (unsigned)split;
+    cfg->attrs[0].val.clusterDim.x = (unsigned)cluster;
     cfg->attrs[0].val.clusterDim.y = cfg->attrs[0].val.clusterDim.z = 1;
     cfg->numAttrs = 1;
-    cfg->gridDim = dim3((unsigned)(*most / split * split));
+    cfg->gridDim = dim3((unsigned)(*most / cluster * cluster));
     return cudaOccupancyMaxActiveClusters(most, e->kernel, cfg);
 }
 
@@ -182,35 +229,37 @@ extern "C" const char *wide_run(const wide_call *c)
     const char *why = c->x ? wide_order(c) : refuse(c);
     if (why) return why;
     const wide_plan p = plan_of(c);
-    const entry *e = find(c->format, p.tokens, p.groups);
+    const entry *e = find(c->format, p.tokens, p.groups, p.share);
+    const int cluster = p.split * e->share;
     cudaLaunchAttribute at[2];
     cudaLaunchConfig_t cfg = {};
     int most = 0;
-    cfg.blockDim = dim3((unsigned)e->threads);
+    cfg.blockDim = dim3((unsigned)e->groups * 128);
     cfg.dynamicSmemBytes = e->smem;
     cfg.stream = (cudaStream_t)c->stream;
     cfg.attrs = at;
-    cudaError_t rc = room(e, &cfg, p.split, &most);
+    cudaError_t rc = room(e, &cfg, cluster, &most);
     if (rc != cudaSuccess) return cudaGetErrorString(rc);
     if (most < 1) return "no block of this size fits the device";
     /* Rows are dealt out so that every round of blocks fills the device. */
     const int tiles = c->N / SMALL_ROWS, token_tiles = round_up(c->M, p.tokens) / p.tokens;
-    const int64_t work = (int64_t)tiles * token_tiles, full = (int64_t)most * p.groups * 4;
-    const int64_t blocks = (work + full - 1) / full * most / token_tiles;
-    int each = blocks ? (int)((tiles + blocks - 1) / blocks) : p.groups * 4;
-    if (each > p.groups * 4) each = p.groups * 4;
+    const int block = e->groups * 4, cut = block * e->share; /* tiles of a block, of a cluster */
+    const int64_t work = (int64_t)tiles * token_tiles, full = (int64_t)most * cut;
+    const int64_t clusters = (work + full - 1) / full * most / token_tiles;
+    int each = block;
+    if (clusters) each = (int)((tiles + clusters * e->share - 1) / (clusters * e->share));
+    if (each > block) each = block;
+    const int rows = (tiles + each * e->share - 1) / (each * e->share);
     wide_args a = {(const uint8_t *)c->w,
                    (const uint8_t *)c->work,
-                   c->y,
-                   c->ldy,
+                   {c->y, c->ldy, c->row_scale, c->col_scale, c->bias, e->base, c->y_bf16},
                    c->N,
                    c->K,
                    c->M,
-                   c->y_bf16,
                    each,
                    token_tiles,
                    p.split};
-    cfg.gridDim = dim3((unsigned)((tiles + each - 1) / each * token_tiles * p.split));
+    cfg.gridDim = dim3((unsigned)(rows * token_tiles * cluster));
     allow_early(&cfg, c->pdl || c->x);
     return words(cudaLaunchKernelEx(&cfg, e->kernel, a));
 }

@@ -7,44 +7,48 @@
  * no other warp looks at; the first thread asks the copy engine for x, which all of them share.
  * Codes of the next 64 columns are widened while the tensor cores work on those before.
  *
- * Scales: int4 adds up 128 columns in registers of their own and takes them into the sum times the
- * group's scale, so that codes enter the product exactly; with 128 tokens there is no room for
- * that, and the scaled weight is rounded to bf16 instead. e4m3 scales rows at the end.
+ * Scales of 128 columns: up to 64 tokens the sums of a unit have registers of their own and go into
+ * the total times the scale, so that codes enter the product exactly. More tokens leave no room for
+ * that, and smaller groups would have to wait too often: there the weight is scaled and rounded to
+ * bf16 (FP4 stays exact). Scales of rows are for the end.
  *
  * x lies ordered (wide_order): [tile of TOKENS][K/64][TOKENS][64], the columns of a block of 64 in
  * the order of format.cuh, 16-byte pieces at place number ^ token%8: it goes to shared memory as it
  * is. K may be cut over the blocks of a cluster; each block then adds up and writes the tokens
- * rank, rank + split, ... in the order of the ranks: results do not depend on timing. */
+ * rank, rank + split, ... in the order of the ranks: results do not depend on timing. Or the blocks
+ * of a cluster have the same tokens and other rows: each asks for a share of x and all get it. */
 #ifndef KERN_CUDA_WIDE_CUH
 #define KERN_CUDA_WIDE_CUH
 #include "kern/cuda/format.cuh"
 
 struct wide_args {
     const uint8_t *w, *x; /* packed, ordered */
-    void *y;              /* [M, N] */
-    int64_t ldy;
-    int N, K, M, y_bf16;
+    format_out out;
+    int N, K, M;
     int tiles; /* 16-row tiles of a block */
     int token_tiles, split;
 };
 
-/* XU units of x a stage, XS stages; WS units of W on their way or in use a warp. */
-template <int TOKENS, int GROUPS, int XU, int XS, int WS> struct wide_cfg {
-    static constexpr int tokens = TOKENS, groups = GROUPS, xu = XU, xs = XS, ws = WS;
+/* XB blocks of 64 columns of x a stage, XS stages; WS units of W on their way or in use a warp;
+ * SHARE blocks of a cluster have the same x. */
+template <int TOKENS, int GROUPS, int XB, int XS, int WS, int SHARE> struct wide_cfg {
+    static constexpr int tokens = TOKENS, groups = GROUPS, xb = XB, xs = XS, ws = WS, share = SHARE;
     static constexpr int warps = GROUPS * 4, threads = warps * 32;
-    static constexpr int block_bytes = TOKENS * 128, unit_bytes = 2 * block_bytes;
+    static constexpr int block_bytes = TOKENS * 128, stage_bytes = XB * block_bytes;
     static constexpr int part_stride = GROUPS * 64 + 4; /* floats of a token's sums */
 };
 
 template <class W, class C> struct wide_shape {
-    /* Sums of a group of 128 in registers of their own. */
-    static constexpr bool apart = W::grouped && C::tokens <= 64;
-    static constexpr bool in_weights = W::grouped && !apart;
-    static constexpr int x_bytes = C::xs * C::xu * C::unit_bytes;
+    static constexpr bool scaled = W::sums == SUMS_ROW || W::sums == SUMS_UNIT;
+    /* Sums of a unit in registers of their own. */
+    static constexpr bool apart = scaled && W::groups == 1 && C::tokens <= 64;
+    static constexpr bool in_weights = scaled && !apart;
+    static constexpr int x_bytes = C::xs * C::stage_bytes;
     static constexpr int w_bytes = C::warps * C::ws * W::unit_bytes;
     static constexpr int ring = x_bytes + w_bytes, parts = C::tokens * C::part_stride * 4;
     static constexpr int body = ring > parts ? ring : parts;
     static constexpr size_t smem = (size_t)body + C::xs * 16;
+    static_assert(smem <= 227 * 1024, "more shared memory than a block can have");
 };
 
 struct wide_at { /* what this block computes */
@@ -52,9 +56,11 @@ struct wide_at { /* what this block computes */
     uint32_t rank;
 };
 
-static __device__ __forceinline__ wide_at wide_block(const wide_args &p)
+template <int SHARE> static __device__ __forceinline__ wide_at wide_block(const wide_args &p)
 {
-    const int split = p.split, i = (int)blockIdx.x / split, tile0 = i / p.token_tiles * p.tiles;
+    const int split = p.split, i = (int)blockIdx.x / (split * SHARE);
+    const int share = (int)blockIdx.x % SHARE;
+    const int tile0 = (i / p.token_tiles * SHARE + share) * p.tiles;
     const int left = p.N / SMALL_ROWS - tile0, units = p.K / SMALL_UNIT_K / split;
     const uint32_t rank = blockIdx.x % (unsigned)split;
     return {tile0, left < p.tiles ? left : p.tiles, i % p.token_tiles, (int)rank * units, units,
@@ -70,27 +76,51 @@ template <class C>
 static __device__ __forceinline__ void wide_ask(const wide_args &p, const wide_at &at,
                                                 uint32_t ring, wide_bars bar, int i)
 {
-    const int first = i * C::xu, place = i % C::xs;
-    if (first >= at.units) return;
+    const int first = i * C::xb, place = i % C::xs, blocks = at.units * 2;
+    if (first >= blocks) return;
     const uint32_t bytes =
-        (uint32_t)((at.units - first < C::xu ? at.units - first : C::xu) * C::unit_bytes);
+        (uint32_t)((blocks - first < C::xb ? blocks - first : C::xb) * C::block_bytes);
+    const uint8_t *from =
+        p.x + ((int64_t)at.token_tile * (p.K / 64) + at.unit0 * 2 + first) * C::block_bytes;
+    const uint32_t to = ring + (uint32_t)(place * C::stage_bytes), full = bar.full + place * 8;
     if (i >= C::xs) ptx_mbar_wait(bar.empty + place * 8, i / C::xs - 1 & 1);
-    ptx_mbar_expect(bar.full + place * 8, bytes);
-    ptx_bulk_load(ring + (uint32_t)(place * C::xu * C::unit_bytes),
-                  p.x + ((int64_t)at.token_tile * (p.K / SMALL_UNIT_K) + at.unit0 + first) *
-                            C::unit_bytes,
-                  bytes, bar.full + place * 8);
+    ptx_mbar_expect(full, bytes);
+    if (C::share == 1)
+        ptx_bulk_load(to, from, bytes, full);
+    else {
+        const uint32_t part = bytes / C::share, skip = blockIdx.x % C::share * part;
+        ptx_bulk_load_all(to + skip, from + skip, part, full, (1 << C::share) - 1);
+    }
+}
+/* This warp has read a place of x. */
+template <class C>
+static __device__ __forceinline__ void wide_leave(wide_bars bar, int place, int lane)
+{
+    if (C::share == 1) {
+        if (lane == 0) ptx_mbar_arrive(bar.empty + place * 8);
+    } else if (lane < C::share)
+        ptx_mbar_arrive_at(bar.empty + place * 8, lane);
+}
+
+template <class W> static __device__ __forceinline__ float wide_factor(uint32_t bits)
+{
+    return W::sums == SUMS_UNIT ? __uint_as_float(bits) : ptx_f16_f32(bits);
+}
+template <class W> static __device__ __forceinline__ uint32_t wide_twice(uint32_t bits)
+{
+    const float f = wide_factor<W>(bits);
+    return ptx_pack_bf16(f, f);
 }
 
 /* One warp's stream of its tile's units: they come by copies that each lane asks for itself and are
  * read one after the other. Addresses have 16 a lane added and stay in registers: recomputing them
  * for every unit cost a third of all instructions. */
 template <class W, class C> struct wide_stream {
-    const uint8_t *from; /* the next unit to ask for */
-    uint32_t start, to, at,
-        scale; /* the ring; where it goes; the unit that is read; its scales - at */
-    int left;  /* units to ask for */
-    bool tail; /* this lane copies a last piece too */
+    const uint8_t *from;    /* the next unit to ask for */
+    uint32_t start, to, at; /* the ring; where it goes; the unit that is read */
+    uint32_t scale, zero;   /* of row l/4, counted from at */
+    int left;               /* units to ask for */
+    bool tail;              /* this lane copies a last piece too */
 
     static constexpr int pieces = W::unit_bytes / 16;
     static constexpr uint32_t ring = (uint32_t)(C::ws * W::unit_bytes);
@@ -99,9 +129,12 @@ template <class W, class C> struct wide_stream {
     {
         from = src + lane * 16;
         start = place + (uint32_t)lane * 16;
-        scale = (uint32_t)(2 * W::block_bytes + lane / 4 * 2 - lane * 16);
+        scale = (uint32_t)(2 * W::block_bytes + lane / 4 * W::row_bytes - lane * 16);
+        zero = (uint32_t)(2 * W::block_bytes + SMALL_ROWS * W::row_bytes +
+                          lane / 4 * W::zero_bytes - lane * 16);
         int last = lane < pieces % 32;
         asm volatile("" : "+r"(start), "+r"(scale), "+r"(last)); /* keep, do not recompute */
+        if (W::zeros) asm volatile("" : "+r"(zero));
         to = at = start;
         left = units;
         tail = last;
@@ -134,28 +167,52 @@ template <class W, class C> struct wide_stream {
     {
         at = after(at, start);
     }
-    /* Bits of bf16: rows l/4, l/4+8. */
-    __device__ __forceinline__ void scales(uint32_t s[2]) const
+    /* Scales of rows l/4, l/4+8 where the unit is a group: as they are stored, or TWICE as bf16. */
+    template <bool TWICE> __device__ __forceinline__ void scales(uint32_t s[2]) const
     {
-        s[0] = s[1] = 0x3f80;
-        if (W::scaled) s[0] = ptx_lds16(at + scale), s[1] = ptx_lds16(at + scale + 16);
+        if (W::sums == SUMS_UNIT) s[0] = s[1] = ptx_lds32(at + scale);
+        if (W::sums == SUMS_ROW && W::groups == 1)
+            s[0] = ptx_lds16(at + scale), s[1] = ptx_lds16(at + scale + 8 * W::row_bytes);
+        if (TWICE) s[0] = wide_twice<W>(s[0]), s[1] = wide_twice<W>(s[1]);
     }
 };
 
-/* A of 64 columns, as values of bf16. */
+/* A of 64 columns (block b of the unit) as bf16. s: of in.scales. */
 template <class W, bool SCALE>
-static __device__ __forceinline__ void wide_widen(uint32_t block, const uint32_t s[2],
-                                                  uint32_t a[4][4])
+static __device__ __forceinline__ void wide_widen(uint32_t unit, uint32_t side, uint32_t zero,
+                                                  int b, const uint32_t s[2], uint32_t a[4][4])
 {
-    W::block(block, a);
-    const uint32_t by[2] = {s[0] * 0x10001u, s[1] * 0x10001u};
+    const uint32_t block = unit + (uint32_t)(b * W::block_bytes);
+    if constexpr (W::sums == SUMS_VALUES) {
+        W::values(block, side, b, a);
+        return;
+    } else
+        W::block(block, a);
+    constexpr int groups = W::groups == 4 ? 2 : 1; /* of the block */
+    uint32_t by[2][groups];
+    if (SCALE)
 #pragma unroll
-    for (int k = 0; k < 4; k++)
+        for (int r = 0; r < 2; r++) {
+            uint32_t w = s[r];
+            if (W::groups == 2) w = ptx_lds16(side + (uint32_t)(r * 8 * W::row_bytes + 2 * b));
+            if (W::groups == 4) w = ptx_lds32(side + (uint32_t)(r * 8 * W::row_bytes + 4 * b));
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            if (W::offset != 0) a[k][i] = ptx_sub_bf16x2(a[k][i], 0x43084308u); /* 136 */
-            if (SCALE) a[k][i] = ptx_mul_bf16x2(a[k][i], by[i % 2]);
+            for (int g = 0; g < groups; g++) {
+                by[r][g] = W::groups == 1 ? w : wide_twice<W>(g ? w >> 16 : w);
+            }
         }
+#pragma unroll
+    for (int g = 0; g < groups; g++) {
+        uint32_t z[2];
+        format_zeros<W>(zero, W::groups == 4 ? 2 * b + g : W::groups == 2 ? b : 0, z);
+#pragma unroll
+        for (int k = 4 / groups * g; k < 4 / groups * (g + 1); k++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                if (W::biased) a[k][i] = ptx_sub_bf16x2(a[k][i], z[i % 2]);
+                if (SCALE) a[k][i] = ptx_mul_bf16x2(a[k][i], by[i % 2][g]);
+            }
+    }
 }
 
 template <int TOKENS>
@@ -176,6 +233,7 @@ wide_multiply(const wide_args &p, const wide_at &at, uint32_t xring, uint32_t wr
               int tile, int lane, float (&tot)[C::tokens / 2])
 {
     typedef wide_shape<W, C> S;
+    static_assert(C::xb > 1 || !S::apart, "a stage of one block is left in the middle of a unit");
     const bool live = tile < at.tiles;
     wide_stream<W, C> in(
         p.w + ((int64_t)(at.tile0 + (live ? tile : 0)) * (p.K / SMALL_UNIT_K) + at.unit0) *
@@ -192,58 +250,66 @@ wide_multiply(const wide_args &p, const wide_at &at, uint32_t xring, uint32_t wr
         wide_ask<C>(p, at, xring, bar, i);
     in.wait();
     if (live) {
-        in.scales(scale);
-        wide_widen<W, S::in_weights>(in.at, scale, a0);
+        in.template scales<S::in_weights>(scale);
+        wide_widen<W, S::in_weights>(in.at, in.at + in.scale, in.at + in.zero, 0, scale, a0);
     }
-    int stage = 0, parity = 0, in_stage = 0;
+    int stage = 0, parity = 0, in_stage = 0; /* of the block of 64 columns that comes next */
+    auto enter = [&](int block) {
+        /* Two stages back, so that nobody waits for the last warp. */
+        if (asks && block >= 2 * C::xb) wide_ask<C>(p, at, xring, bar, block / C::xb - 2 + C::xs);
+        __syncwarp();
+        ptx_mbar_wait(bar.full + stage * 8, parity);
+    };
+    auto advance = [&](int blocks) {
+        in_stage += blocks;
+        if (in_stage < C::xb) return;
+        in_stage = 0;
+        if (++stage == C::xs) stage = 0, parity ^= 1;
+    };
+    auto leave_last = [&] { wide_leave<C>(bar, stage ? stage - 1 : C::xs - 1, lane); };
     for (int u = 0; u < at.units; u++) {
-        if (in_stage == 0) {
-            /* Two stages back, so that nobody waits for the last warp of the block. */
-            if (asks && u >= 2 * C::xu) wide_ask<C>(p, at, xring, bar, u / C::xu - 2 + C::xs);
-            __syncwarp();
-            ptx_mbar_wait(bar.full + stage * 8, parity);
-        }
-        const uint64_t x =
-            ptx_wg_operand(xring + (uint32_t)((stage * C::xu + in_stage) * C::unit_bytes));
+        if (in_stage == 0) enter(2 * u);
+        uint64_t x =
+            ptx_wg_operand(xring + (uint32_t)(stage * C::stage_bytes + in_stage * C::block_bytes));
         if constexpr (S::apart)
             wide_four<C::tokens>(group, a0, x, 0);
         else {
             wide_four<C::tokens>(tot, a0, x, 1);
             ptx_wg_wait<1>(); /* the unit before is done */
-            if (u > 0 && in_stage == 0 && lane == 0)
-                ptx_mbar_arrive(bar.empty + (stage ? stage - 1 : C::xs - 1) * 8);
+            if (u > 0 && in_stage == 0) leave_last();
         }
-        if (live) wide_widen<W, S::in_weights>(in.at + W::block_bytes, scale, a1);
+        if (live)
+            wide_widen<W, S::in_weights>(in.at, in.at + in.scale, in.at + in.zero, 1, scale, a1);
+        x += C::block_bytes / 16;
+        if (C::xb == 1) {
+            advance(1);
+            enter(2 * u + 1);
+            x = ptx_wg_operand(xring + (uint32_t)(stage * C::stage_bytes));
+        }
         if constexpr (S::apart)
-            wide_four<C::tokens>(group, a1, x + C::block_bytes / 16, 1);
+            wide_four<C::tokens>(group, a1, x, 1);
         else
-            wide_four<C::tokens>(tot, a1, x + C::block_bytes / 16, 1);
-        const float s0 = ptx_bf16_f32(scale[0]), s8 = ptx_bf16_f32(scale[1]);
+            wide_four<C::tokens>(tot, a1, x, 1);
+        const float s0 = wide_factor<W>(scale[0]), s8 = wide_factor<W>(scale[1]);
         in.ask(); /* into the place of the unit before */
         in.wait();
         in.next();
         ptx_wg_wait<1>();
+        if (C::xb == 1) leave_last();
         if (live && u + 1 < at.units) {
-            in.scales(scale);
-            wide_widen<W, S::in_weights>(in.at, scale, a0);
+            in.template scales<S::in_weights>(scale);
+            wide_widen<W, S::in_weights>(in.at, in.at + in.scale, in.at + in.zero, 0, scale, a0);
         }
         if constexpr (S::apart) {
             ptx_wg_wait<0>();
-            if (in_stage == C::xu - 1 && lane == 0) ptx_mbar_arrive(bar.empty + stage * 8);
+            if (in_stage == C::xb - 2) wide_leave<C>(bar, stage, lane);
 #pragma unroll
             for (int i = 0; i < C::tokens / 2; i++)
                 tot[i] = fmaf(i & 2 ? s8 : s0, group[i], tot[i]);
         }
-        if (++in_stage == C::xu) {
-            in_stage = 0;
-            if (++stage == C::xs) stage = 0, parity ^= 1;
-        }
+        advance(C::xb == 1 ? 1 : 2);
     }
     ptx_wg_wait<0>();
-    if (W::scaled && !W::grouped)
-#pragma unroll
-        for (int i = 0; i < C::tokens / 2; i++)
-            tot[i] *= ptx_bf16_f32(scale[i / 2 % 2]);
 }
 
 /* Four rows of a token, added up over the blocks of the cluster. */
@@ -257,12 +323,20 @@ static __device__ __forceinline__ float4 wide_sum(uint32_t at, int split)
     return s;
 }
 
-static __device__ __forceinline__ void wide_store(const wide_args &p, int64_t at, float4 v)
+/* Of four rows from n on: their sums v of token m. */
+static __device__ __forceinline__ void wide_store(const format_out &o, int m, int n, float4 v)
 {
-    if (p.y_bf16)
-        *(uint2 *)((__nv_bfloat16 *)p.y + at) = {ptx_pack_bf16(v.x, v.y), ptx_pack_bf16(v.z, v.w)};
+    const float by = o.row_scale ? o.base * __ldg(o.row_scale + m) : o.base;
+    float4 col = {1, 1, 1, 1}, bias = {0, 0, 0, 0};
+    if (o.col_scale) col = __ldg((const float4 *)(o.col_scale + n));
+    if (o.bias) bias = __ldg((const float4 *)(o.bias + n));
+    v.x = fmaf(v.x * by, col.x, bias.x), v.y = fmaf(v.y * by, col.y, bias.y);
+    v.z = fmaf(v.z * by, col.z, bias.z), v.w = fmaf(v.w * by, col.w, bias.w);
+    const int64_t at = m * o.ldy + n;
+    if (o.y_bf16)
+        *(uint2 *)((__nv_bfloat16 *)o.y + at) = {ptx_pack_bf16(v.x, v.y), ptx_pack_bf16(v.z, v.w)};
     else
-        *(float4 *)((float *)p.y + at) = v;
+        *(float4 *)((float *)o.y + at) = v;
 }
 
 /* parts: [TOKENS][part_stride], the sums of this block. All warps. */
@@ -280,7 +354,7 @@ static __device__ __forceinline__ void wide_finish(const wide_args &p, const wid
     const int mine = (tokens - (int)at.rank + p.split - 1) / p.split;
     for (int i = threadIdx.x; i < mine * wide; i += C::threads) {
         const int m = i / wide * p.split + (int)at.rank, n = i % wide * 4;
-        wide_store(p, (token0 + m) * p.ldy + at.tile0 * SMALL_ROWS + n,
+        wide_store(p.out, token0 + m, at.tile0 * SMALL_ROWS + n,
                    wide_sum(ptx_smem(parts + m * C::part_stride + n), p.split));
     }
     if (p.split > 1) { /* nobody leaves while others read */
@@ -295,33 +369,39 @@ __global__ void __launch_bounds__(C::threads, 1) wide_kernel(const __grid_consta
     extern __shared__ __align__(1024) uint8_t smem[];
     typedef wide_shape<W, C> S;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const wide_at at = wide_block(p);
+    const wide_at at = wide_block<C::share>(p);
     const uint32_t ring = ptx_smem(smem), b0 = ptx_smem(smem + S::body);
     const wide_bars bar = {b0, b0 + C::xs * 8};
     if (threadIdx.x == 0) {
         for (int i = 0; i < C::xs; i++) {
             ptx_mbar_init(bar.full + i * 8, 1);
-            ptx_mbar_init(bar.empty + i * 8, C::warps);
+            ptx_mbar_init(bar.empty + i * 8, C::warps * C::share);
         }
         ptx_mbar_fence();
     }
-    __syncthreads();
+    if (C::share > 1) { /* barriers of all blocks are made */
+        ptx_cluster_arrive();
+        ptx_cluster_wait();
+    } else
+        __syncthreads();
     float tot[C::tokens / 2] = {};
     /* Tiles go round the groups, so that each has its share. */
     const int tile = warp % 4 * C::groups + warp / 4;
     wide_multiply<W, C>(p, at, ring, ring + S::x_bytes + (uint32_t)(warp * C::ws * W::unit_bytes),
                         bar, tile, lane, tot);
-    __syncthreads(); /* the rings become the place of the sums */
+    if (C::share > 1) ptx_cluster_arrive(); /* at no barrier of another block any more */
+    __syncthreads();                        /* the rings become the place of the sums */
     float *to = (float *)smem + tile * SMALL_ROWS + lane / 4;
 #pragma unroll
     for (int i = 0; i < C::tokens / 2; i++)
         to[(i / 4 * 8 + lane % 4 * 2 + i % 2) * C::part_stride + (i & 2 ? 8 : 0)] = tot[i];
     wide_finish<C>(p, at, (const float *)smem);
+    if (C::share > 1) ptx_cluster_wait();
 }
 
 /* x in the order that the kernel reads; a thread has one 16-byte piece of it. */
 static __global__ void wide_order_kernel(const __nv_bfloat16 *x, int64_t ldx, uint4 *to, int tokens,
-                                         int K, int M, int padded)
+                                         int K, int M, int padded, int fine)
 {
     const int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;
     ptx_pdl_wait();
@@ -332,7 +412,8 @@ static __global__ void wide_order_kernel(const __nv_bfloat16 *x, int64_t ldx, ui
     const int m = (int)(block / (K / 64)) * tokens + n;
     const int number = piece ^ (n % 8); /* 2s + h */
     const uint32_t *row = (const uint32_t *)(x + (m < M ? m : 0) * ldx + block % (K / 64) * 64) +
-                          number % 2 * 4 + number / 2;
-    to[i] = m < M ? make_uint4(row[0], row[8], row[16], row[24]) : make_uint4(0, 0, 0, 0);
+                          format_column(fine, number / 2, number % 2, 0, 0) / 2;
+    const int c = fine ? 2 : 8;
+    to[i] = m < M ? make_uint4(row[0], row[c], row[2 * c], row[3 * c]) : make_uint4(0, 0, 0, 0);
 }
 #endif
