@@ -305,15 +305,22 @@ static int64_t native_len(const ckpt_config *c)
     return n < (double)(INT32_MAX / 2) ? (int64_t)n : INT32_MAX / 2;
 }
 
+static bool is_scheme(const char *name)
+{
+    for (int i = 0; i < qspec_n_presets; i++)
+        if (!strcmp(qspec_presets[i].name, name)) return true;
+    return false;
+}
+
 /* --quantization compressed-tensors, as other engines spell it: asserts how the checkpoint is
- * written and says nothing about the scheme. */
+ * written and says nothing about the scheme. "fp8" is both, and a scheme for plain weights. */
 static int dialect_assertion(engine *en, err *e)
 {
     const char *want = en->o.quantization, *have = en->q->dialect->name;
     const quant_dialect *d = NULL;
     for (int i = 0; want && i < quant_n_dialects; i++)
         if (!strcmp(want, quant_dialects[i]->name)) d = quant_dialects[i];
-    if (!d) return 0;
+    if (!d || (!strcmp(have, "plain") && is_scheme(want))) return 0;
     if (d != en->q->dialect)
         return err_set(e, ERR_USAGE,
                        "--quantization %s: %s is %s; leave the option out, or name a scheme such "

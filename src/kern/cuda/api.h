@@ -22,8 +22,6 @@
 extern "C" {
 #endif
 
-#define GPU_API_VERSION 1
-
 /* Lanes of activations. */
 typedef enum gpu_type { GPU_F32, GPU_BF16, GPU_TYPES } gpu_type;
 typedef struct gpu_x {
@@ -433,6 +431,8 @@ typedef struct gpu_api {
     const char *(*lt_plan)(lt *l, const lt_call *c, bool try_out);
     gpu_launch *const *launch; /* [GPU_N_OPS] */
 } gpu_api;
+/* Program and plug-in come from the same sources, or do not work together. */
+#define GPU_API_VERSION (1 << 16 | (int)sizeof(gpu_api))
 /* The one symbol of the plug-in. NULL: other version. */
 const gpu_api *tare_gpu_api(int version);
 

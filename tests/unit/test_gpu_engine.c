@@ -1,0 +1,146 @@
+/* The engine on a GPU against the engine on the CPU: the same requests, many at once with steps
+ * filled up to a bucket, pages shared by prefixes, and every scheme at load. The device is the
+ * first argument ("cuda:0"), without one the emulation of the plain kernels. */
+#include "check.h"
+#include "engine_fixture.h"
+#include "num/qspec.h"
+
+enum { N = 5, MORE = 6 };
+
+static const char *device = "emulated";
+
+static engine *start(engine_opts o, const char *where)
+{
+    err e = {0};
+    engine *en = NULL;
+    o.device = where;
+    o.threads = 2;
+    o.strict = false;
+    CHECK_OK(engine_open(&en, &o, &e));
+    return en;
+}
+
+typedef struct crowd {
+    int32_t prompt[N][64];
+    answer a[N];
+} crowd;
+
+static void crowd_run(engine *en, crowd *c)
+{
+    err e = {0};
+    gate g;
+    engine_info i;
+    engine_get_info(en, &i);
+    memset(c, 0, sizeof *c);
+    gate_shut(en, &g);
+    for (int k = 0; k < N; k++) {
+        int64_t len = 3 + 14 * k;
+        random_ids(c->prompt[k], 64, (int32_t)i.vocab,
+                   (uint64_t)k / 2 + 1); /* pairs share a prefix */
+        req_params p = greedy_params(c->prompt[k], len < 60 ? len : 60, MORE);
+        p.want = WANT_TOKENS | WANT_LOGPROBS;
+        p.top_logprobs = 1;
+        CHECK_OK(answer_start(en, &p, &c->a[k], &e));
+    }
+    gate_open(&g);
+    for (int k = 0; k < N; k++) {
+        answer_wait(&c->a[k]);
+        assert_int_equal(c->a[k].e.code, 0);
+        assert_int_equal(c->a[k].out.n, MORE);
+    }
+}
+
+/* What both say as long as they say the same; worst: of the logprobs up to there. */
+static size_t agreement(const answer *a, const answer *b, double *worst)
+{
+    for (size_t i = 0; i < a->out.n; i++) {
+        if (a->out.v[i] != b->out.v[i]) return i;
+        *worst = fmax(*worst, fabs((double)a->lp[i].logprob - (double)b->lp[i].logprob));
+    }
+    return a->out.n;
+}
+
+/* least: of the tokens, N * MORE in all, before which nothing differs. */
+static void both(const char *what, engine_opts o, double limit, size_t least)
+{
+    static crowd cpu, gpu;
+    double worst = 0;
+    size_t same = 0;
+    engine *en = start(o, NULL);
+    crowd_run(en, &cpu);
+    engine_close(en, 1);
+    en = start(o, device);
+    crowd_run(en, &gpu);
+    assert_idle(en);
+    engine_close(en, 1);
+    for (int k = 0; k < N; k++)
+        same += agreement(&cpu.a[k], &gpu.a[k], &worst);
+    print_message("%-28s %3d of %d tokens equal, logprobs %.2e\n", what, (int)same, N * MORE,
+                  worst);
+    assert_true(worst <= limit);
+    assert_true(same >= least);
+    for (int k = 0; k < N; k++) {
+        answer_free(&cpu.a[k]);
+        answer_free(&gpu.a[k]);
+    }
+}
+
+static void architectures(void **state)
+{
+    (void)state;
+    static const char *const cases[] = {"llama",       "gemma3_text", "mistral_swa", "gpt_oss",
+                                        "deepseek_v3", "qwen3_next",  "mixtral",     "falcon"};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char path[128];
+        snprintf(path, sizeof path, ARCH "%s", cases[i]);
+        both(cases[i],
+             (engine_opts){.model = path,
+                           .activation_dtype = "spec",
+                           .max_running = 5,
+                           .chunk_tokens = 24,
+                           .page_tokens = 32},
+             2e-3, N * MORE);
+    }
+}
+
+/* Weight-only: as the CPU. Where activations become codes, a sum in another order turns the
+ * rounding of some, and random prompts are near a draw between tokens. */
+static void schemes(void **state)
+{
+    (void)state;
+    for (int i = 0; i < qspec_n_presets; i++) {
+        bool codes = strstr(qspec_presets[i].spec, "a:") != NULL;
+        both(qspec_presets[i].name,
+             (engine_opts){.model = MILLET,
+                           .activation_dtype = "spec",
+                           .quantization = qspec_presets[i].name,
+                           .max_model_len = 128,
+                           .max_running = 8},
+             codes ? 0.5 : 2e-2, codes ? N * MORE / 2 : N * MORE);
+    }
+}
+
+static void caches(void **state)
+{
+    (void)state;
+    static const char *const kv[] = {"bf16", "fp8_e4m3", "int8", "fp4", "f32"};
+    for (size_t i = 0; i < sizeof kv / sizeof *kv; i++)
+        both(kv[i],
+             (engine_opts){.model = MILLET,
+                           .activation_dtype = "spec",
+                           .kv_cache_dtype = kv[i],
+                           .max_model_len = 128,
+                           .max_running = 8},
+             2e-2, N * MORE);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1) device = argv[1];
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(architectures),
+        cmocka_unit_test(schemes),
+        cmocka_unit_test(caches),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
