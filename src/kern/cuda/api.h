@@ -336,6 +336,16 @@ typedef struct gpu_lt {
     lt *lt;
     lt_call call;
 } gpu_lt;
+/* out[n,k] = bf16(code * scale): rows row0 .. row0+N of a weight of 8-bit codes in row-major order,
+ * scales as in rows_call. */
+typedef struct gpu_widen {
+    const void *w; /* row row0, [N,K], aligned to 16 bytes, K a multiple of 16 */
+    rows_format format;
+    rows_scales scales;
+    const float *scale; /* of the whole weight */
+    int64_t row0, N, K;
+    void *out;
+} gpu_widen;
 
 /* ---- the table ----------------------------------------------------------------------------------
  */
@@ -372,6 +382,7 @@ typedef struct gpu_lt {
     X(norm_quant, gpu_norm_quant)                                                                  \
     X(glu_quant, gpu_glu_quant)                                                                    \
     X(rope_store, gpu_rope_store)                                                                  \
+    X(widen, gpu_widen)                                                                            \
     X(small, small_call)                                                                           \
     X(wide, wide_call)                                                                             \
     X(rows, rows_call)                                                                             \

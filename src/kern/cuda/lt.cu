@@ -4,7 +4,7 @@
  *
  * A plan keeps the descriptors of its product; a run puts addresses, M and strides into them, which
  * allocates nothing. */
-#include "kern/cuda/lt.h"
+#include "kern/cuda/lt_rules.h"
 #include "kern/cuda/port.cuh"
 #include <cublasLt.h>
 #include <dlfcn.h>
@@ -145,22 +145,6 @@ extern "C" int lt_version(const lt *l)
 /* ---- plans --------------------------------------------------------------------------------------
  */
 
-static int64_t up4(int64_t n)
-{
-    return (n + 3) / 4 * 4;
-}
-
-/* Rows that the library is told of. */
-static int64_t rows_of(const lt_call *c)
-{
-    return c->kind == LT_FP8_BLOCK ? up4(c->M) : c->M;
-}
-
-static bool adds_bias(const lt_call *c)
-{
-    return c->bias_bf16 && c->y_bf16 && c->kind != LT_INT8;
-}
-
 /* Three quarters of the work memory hold the sums of int8 products. */
 static size_t library_bytes(const lt *l, const lt_call *c)
 {
@@ -180,9 +164,8 @@ static int64_t chunk_of(const lt *l, const lt_call *c)
 
 static const char *refuse(const lt *l, const lt_call *c)
 {
-    if (c->M < 1 || c->N < 1 || c->K < 1) return "no rows or columns";
-    if (c->K % 16 || c->ldx % 16) return "K or a row stride is not a multiple of 16";
-    if (c->N % (c->kind == LT_BF16 ? 8 : 16)) return "N is not a multiple of 16";
+    const char *why = lt_refuse_shape(c);
+    if (why) return why;
     if (c->kind == LT_FP8_BLOCK && lt_version(l) < 120900) return "made for 12.9 and later";
     if (c->kind == LT_FP8_ROWS && lt_version(l) < 120900) return "made for 12.9 and later";
     if (c->kind == LT_INT8 && chunk_of(l, c) < 1)
@@ -233,22 +216,22 @@ static cublasStatus_t describe(lt *l, plan *p)
                               int8 ? CUDA_R_32I : CUDA_R_32F));
     TRY(set(l, p, CUBLASLT_MATMUL_DESC_TRANSA, &t, sizeof t));
     if (fp8) TRY(describe_scales(l, p));
-    if (adds_bias(c)) {
+    if (lt_adds_bias(c)) {
         const cublasLtEpilogue_t e = CUBLASLT_EPILOGUE_BIAS;
         const int32_t type = CUDA_R_16BF;
         TRY(set(l, p, CUBLASLT_MATMUL_DESC_EPILOGUE, &e, sizeof e));
         TRY(set(l, p, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof type));
     }
     TRY(l->f.MatrixLayoutCreate(&p->a, in, (uint64_t)c->K, (uint64_t)c->N, c->K));
-    TRY(l->f.MatrixLayoutCreate(&p->b, in, (uint64_t)c->K, (uint64_t)rows_of(c), c->ldx));
-    return l->f.MatrixLayoutCreate(&p->d, out, (uint64_t)c->N, (uint64_t)rows_of(c),
+    TRY(l->f.MatrixLayoutCreate(&p->b, in, (uint64_t)c->K, (uint64_t)lt_rows_of(c), c->ldx));
+    return l->f.MatrixLayoutCreate(&p->d, out, (uint64_t)c->N, (uint64_t)lt_rows_of(c),
                                    int8 ? c->N : c->ldy);
 }
 
 /* What changes from call to call. */
 static cublasStatus_t address(lt *l, plan *p, const lt_call *c)
 {
-    const uint64_t rows = (uint64_t)rows_of(c);
+    const uint64_t rows = (uint64_t)lt_rows_of(c);
     const int64_t ldd = c->kind == LT_INT8 ? c->N : c->ldy;
     TRY(l->f.MatrixLayoutSetAttribute(p->b, CUBLASLT_MATRIX_LAYOUT_COLS, &rows, sizeof rows));
     TRY(l->f.MatrixLayoutSetAttribute(p->b, CUBLASLT_MATRIX_LAYOUT_LD, &c->ldx, sizeof c->ldx));
@@ -258,7 +241,7 @@ static cublasStatus_t address(lt *l, plan *p, const lt_call *c)
         TRY(set(l, p, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &c->w_scale, sizeof c->w_scale));
         TRY(set(l, p, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &c->x_scale, sizeof c->x_scale));
     }
-    if (adds_bias(&p->shape))
+    if (lt_adds_bias(&p->shape))
         TRY(set(l, p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &c->bias_bf16, sizeof c->bias_bf16));
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -336,9 +319,7 @@ static const char *choose(lt *l, plan *p, const lt_call *c, bool try_out)
 
 static bool alike(const plan *p, const lt_call *c)
 {
-    const lt_call *s = &p->shape;
-    return s->kind == c->kind && s->y_bf16 == c->y_bf16 && s->fast == c->fast && s->N == c->N &&
-           s->K == c->K && adds_bias(s) == adds_bias(c);
+    return lt_alike(&p->shape, c);
 }
 
 static const char *keep(lt *l, plan *p)
@@ -462,7 +443,7 @@ extern "C" const char *lt_run(lt *l, const lt_call *c)
     cublasStatus_t rc = address(l, p, c);
     if (rc == CUBLAS_STATUS_SUCCESS) rc = multiply(l, p, c, &p->algo, c->y, l->work, l->work_bytes);
     if (rc != CUBLAS_STATUS_SUCCESS) return say(l, "launch", c, l->f.GetStatusString(rc));
-    if (!c->bias || adds_bias(c)) return NULL;
+    if (!c->bias || lt_adds_bias(c)) return NULL;
     gpu_x y = {c->y, c->y_bf16 ? GPU_BF16 : GPU_F32};
     return LAUNCH(lt_bias_kernel, blocks_of(c->M * (c->N / 2)), 256, 0, c->stream, c->bias, y,
                   c->ldy, c->M, (int)c->N);

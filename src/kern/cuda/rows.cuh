@@ -27,41 +27,7 @@
 #ifndef KERN_CUDA_ROWS_CUH
 #define KERN_CUDA_ROWS_CUH
 #include "kern/cuda/ptx_map.cuh"
-
-#define ROWS_BOX       32
-#define ROWS_CHUNK     128 /* bytes */
-#define ROWS_BOX_BYTES (ROWS_BOX * ROWS_CHUNK)
-#define ROWS_PART_ROW  36 /* floats: a token's sums of a warp; banks of tokens 2c lie 8 apart */
-
-/* ---- shared memory ------------------------------------------------------------------------------
- */
-struct rows_mem { /* bytes from the start of shared memory */
-    uint32_t w, x, parts, far_sums, w_full, w_empty, x_full, x_empty, far_full, end;
-    uint32_t w_stage, x_slot, x_scales; /* the last: inside a slot */
-};
-
-/* x_cols: columns of a stage. */
-static inline rows_mem rows_layout(int mt, int x_cols, int block, int groups, int chunks, int split,
-                                   int ws, int xs)
-{
-    rows_mem m;
-    const int tokens = mt < 8 ? mt : 8, warps = 2 * chunks * groups;
-    m.w_stage = (uint32_t)(chunks * groups * ROWS_BOX_BYTES);
-    m.x_scales = (uint32_t)(x_cols / 64 * mt * 128);
-    m.x_slot = (m.x_scales + (uint32_t)(block ? chunks * mt * 4 : 0) + 127) / 128 * 128;
-    m.w = 0;
-    m.x = m.w + (uint32_t)ws * m.w_stage;
-    m.parts = m.x + (uint32_t)xs * m.x_slot;
-    m.far_sums = m.parts + (uint32_t)(2 * warps * tokens * ROWS_PART_ROW * 4);
-    m.w_full = m.far_sums +
-               (uint32_t)(2 * (split - 1) * (groups * ROWS_BOX / split) * tokens * 4 + 7) / 8 * 8;
-    m.w_empty = m.w_full + (uint32_t)ws * 8;
-    m.x_full = m.w_empty + (uint32_t)ws * 8;
-    m.x_empty = m.x_full + (uint32_t)xs * 8;
-    m.far_full = m.x_empty + (uint32_t)xs * 8;
-    m.end = m.far_full + 16;
-    return m;
-}
+#include "kern/cuda/rows_plan.h"
 
 struct rows_map {
     alignas(64) uint64_t v[16]; /* a CUtensorMap */
@@ -87,7 +53,7 @@ struct rows_args {
 template <int MT> struct rows_shape {
     static constexpr int tokens = MT < 8 ? MT : 8, nt = (MT + 7) / 8;
     static constexpr int x_warps = MT <= 8 ? 3 : 1;
-    static constexpr int most_warps = MT <= 8 ? 16 : 14;
+    static constexpr int most_warps = rows_most_warps(MT);
     static constexpr int threads = (most_warps + 1 + x_warps) * 32;
 };
 
@@ -301,7 +267,7 @@ static __device__ __forceinline__ void rows_slot(uint32_t w, uint32_t x, bool li
     for (int i = 0; i < 4; i++)
         raw[i / 2][i % 2] = ptx_lds128(w + (uint32_t)i * 8 * ROWS_CHUNK);
     float acc[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
-#pragma unroll
+#pragma unroll(BLOCK &&nt >= 4 ? 1 : W::halves) /* registers */
     for (int h = 0; h < W::halves; h++) {
         if (h) /* its codes are widened now, not before: registers */
             ptx_keep(raw[0][0]), ptx_keep(raw[0][1]), ptx_keep(raw[1][0]), ptx_keep(raw[1][1]);
@@ -330,6 +296,7 @@ static __device__ __forceinline__ void rows_slot(uint32_t w, uint32_t x, bool li
                 tot[i / 4][n][i % 4] = fmaf(by[i % 2], acc[i / 4][i % 4], tot[i / 4][n][i % 4]);
                 acc[i / 4][i % 4] = 0;
             }
+            if (nt >= 4) __syncwarp(); /* x of the next tokens is not loaded yet: registers */
         }
     }
 }
@@ -436,8 +403,6 @@ static __device__ __forceinline__ void rows_multiply(const rows_args &p, const r
         smem + p.mem.w +
         (uint32_t)((j * p.groups + box) * ROWS_BOX_BYTES + rows_w_lane(lane, part % 2));
     const uint32_t x_lane = smem + p.mem.x + (uint32_t)W::x_lane(lane, part, MT);
-    const uint32_t x_scales =
-        smem + p.mem.x + p.mem.x_scales + (uint32_t)((j * MT + (MT > 1 ? lane % 4 * 2 : 0)) * 4);
     const bool live = MT >= 8 || lane / 4 < MT;
     rows_ring ring = {0, 0};
     int step = 0;
@@ -447,21 +412,27 @@ static __device__ __forceinline__ void rows_multiply(const rows_args &p, const r
         rows_end end;
         if (nt < 4) end = rows_end_of(p, row0, !BLOCK); /* long before it is used */
         float tot[2][nt][4] = {};
-        float next = BLOCK ? rows_block_scale(p, at, row0 + box * ROWS_BOX, j) : 0;
+        float next = BLOCK && nt < 4 ? rows_block_scale(p, at, row0 + box * ROWS_BOX, j) : 0;
 #pragma unroll 1
         for (int i = 0; i < at.stages; i++) {
-            const float scale = next;
-            if (BLOCK)
+            float scale = next;
+            if (BLOCK && nt < 4)
                 next = rows_block_scale(p, at, row0 + box * ROWS_BOX, (i + 1) * p.chunks + j);
+            if (BLOCK && nt >= 4) /* one stage ahead costs a register */
+                scale = rows_block_scale(p, at, row0 + box * ROWS_BOX, i * p.chunks + j);
             const int slot = p.resident ? i : ring.at; /* as many slots as stages, or all kept */
             ptx_mbar_wait(smem + p.mem.w_full + (uint32_t)ring.at * 8, (uint32_t)ring.parity);
             ptx_mbar_wait(smem + p.mem.x_full + (uint32_t)slot * 8,
                           p.resident ? 0 : (uint32_t)ring.parity);
             if (i * p.chunks + j < at.chunks) {
                 const uint32_t in_slot = (uint32_t)slot * p.mem.x_slot;
-                rows_slot<W, MT, BLOCK>(w_lane + (uint32_t)ring.at * p.mem.w_stage,
-                                        x_lane + in_slot, live, scale,
-                                        BLOCK && p.x_scale ? x_scales + in_slot : 0, tot);
+                const uint32_t lane2 = MT > 1 ? ptx_thread() % 4 * 2 : 0; /* not kept: registers */
+                rows_slot<W, MT, BLOCK>(
+                    w_lane + (uint32_t)ring.at * p.mem.w_stage, x_lane + in_slot, live, scale,
+                    BLOCK && p.x_scale ? smem + p.mem.x + p.mem.x_scales + in_slot +
+                                             ((uint32_t)(j * MT) + lane2) * 4
+                                       : 0,
+                    tot);
             }
             ptx_mbar_arrive(smem + p.mem.w_empty + (uint32_t)ring.at * 8);
             if (!p.resident) ptx_mbar_arrive(smem + p.mem.x_empty + (uint32_t)ring.at * 8);

@@ -15,7 +15,8 @@
 extern "C" {
 #endif
 
-#define ROWS_MAX_M 64
+#define ROWS_MAX_M       64
+#define ROWS_MAX_BLOCK_M 32 /* with block scales */
 
 typedef enum rows_format { ROWS_BF16, ROWS_E4M3, ROWS_INT8, ROWS_FORMATS } rows_format;
 typedef enum rows_scales {
