@@ -111,7 +111,7 @@ NV_older = $(foreach sm,80 86 89,-gencode=arch=compute_$(sm),code=sm_$(sm))
 CU_SRCS := $(sort $(wildcard src/kern/cuda/*.cu))
 CU_OBJS := $(CU_SRCS:src/%.cu=$(BUILD)/cuda/%.o)
 CU_BENCH := $(patsubst bench/cuda/%.cu,$(BUILD)/cuda/bench/%,$(sort $(wildcard bench/cuda/*.cu)))
-CU_BENCHED := $(filter-out %/table.o %/device.o $(BUILD)/cuda/kern/cuda/plain_%,$(CU_OBJS))
+CU_PACK := $(BUILD)/obj/kern/gpu/pack.o $(BUILD)/obj/num/num.o
 cuda:
 	@if ! command -v $(NVCC) >/dev/null 2>&1; then echo "cuda: no nvcc here, GPU code is not compiled"; \
 	else $(MAKE) --no-print-directory $(BUILD)/libtare-cuda.so $(CU_BENCH) && tools/check_ptxas.sh $(CU_OBJS:.o=.log); fi
@@ -123,10 +123,12 @@ $(BUILD)/cuda/%.o: src/%.cu $(wildcard src/kern/cuda/*.cuh src/kern/cuda/*.h) Ma
 	@mkdir -p $(@D)
 	@echo "  NVCC  $<"
 	@$(NVCC) $(NVFLAGS) $(if $(findstring /plain_,$<),$(NV_older)) -c -o $@ $< >$(@:.o=.log) 2>&1 || { cat $(@:.o=.log); exit 1; }
-$(BUILD)/cuda/bench/%: bench/cuda/%.cu $(CU_BENCHED) bench/cuda/bench.cuh
+$(BUILD)/cuda/libkern.a: $(CU_OBJS) $(CU_PACK)
+	@rm -f $@ && ar rcs $@ $^
+$(BUILD)/cuda/bench/%: bench/cuda/%.cu $(BUILD)/cuda/libkern.a $(wildcard bench/cuda/*.cuh)
 	@mkdir -p $(@D)
 	@echo "  NVCC  $@"
-	@$(NVCC) $(NVFLAGS) -cudart static -o $@ $(filter %.cu %.o,$^) >$@.log 2>&1 || { cat $@.log; exit 1; }
+	@$(NVCC) $(NVFLAGS) -cudart static -o $@ $< $(BUILD)/cuda/libkern.a >$@.log 2>&1 || { cat $@.log; exit 1; }
 
 eval: all
 	@tools/eval_full.sh $(BUILD)
