@@ -83,7 +83,21 @@ struct kern_backend {
     void (*delta_gates)(kern_dev *d, const float *ba, int64_t ld, int Hv, const float *a_log,
                         const float *dt_bias, int64_t T, float *g, float *beta);
     void (*embed)(kern_dev *d, const qtensor *table, const int32_t *ids, int64_t T, float *out);
+
+    /* Devices 0 .. n-1 run one model from here on; again after a failure. */
+    int (*join)(kern_dev *const *d, int n, err *e);
+    /* From any thread: sums of this device that wait for others end, failed. */
+    void (*leave)(kern_dev *d);
+    void (*all_reduce)(kern_dev *d, float *x, int64_t n);
 };
+
+/* ranks.c */
+int kern__ranks_open(kern_dev **out, const kern_opts *o, err *e);
+void kern__ranks_close(struct kern_ranks *r);
+/* Waits for all ranks; false: one has failed. */
+bool kern__ranks_meet(kern_dev *d);
+bool kern__ranks_failed(const kern_dev *d);
+int kern__ranks_error(const kern_dev *d, err *e);
 
 /* kern/gpu: "cuda", "cuda:N", "emulated". */
 int kern__gpu_open(kern_dev **out, const kern_opts *o, err *e);

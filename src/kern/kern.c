@@ -37,6 +37,7 @@ int kern_open(kern_dev **out, const kern_opts *o, err *e)
 {
     int rc = 0;
     cpu_device *c = NULL;
+    if (o->ranks < 0 || o->ranks > 1) return kern__ranks_open(out, o, e);
     if (o->device && *o->device && strcmp(o->device, "cpu")) return kern__gpu_open(out, o, e);
     if (o->threads < 0 || o->threads > 1024)
         return err_set(e, ERR_VALUE, "%d threads, expected 0 to 1024", o->threads);
@@ -58,6 +59,10 @@ out:
 void kern_close(kern_dev *d)
 {
     if (!d) return;
+    if (d->ranks) {
+        kern__ranks_close(d->ranks);
+        return;
+    }
     KERN__ELSEWHERE(d, close(d))
     kern__dev *k = (kern__dev *)(void *)d;
     if (d->team) team_close(d->team);

@@ -31,6 +31,8 @@ typedef struct kern_opts {
     const char *device; /* NULL or "cpu"; "cuda" or "cuda:N"; "emulated": the plain GPU kernels on
                            the CPU, for tests */
     int threads;        /* 0 = all allowed CPUs */
+    int ranks;          /* devices that run one model together; 0 = 1. "cuda:N" stands for that GPU
+                           and those after it */
     uint32_t cpu_features; /* from cpu_parse; 0 = portable only */
 } kern_opts;
 struct kern_backend;
@@ -44,10 +46,12 @@ typedef struct kern_dev {
     const struct kern_backend *be; /* NULL on the CPU */
     uint64_t memory_bytes;         /* free when it was opened; 0 on the CPU: ask the machine */
     int page_tokens;               /* of the KV pages that its fast kernels want; 0 = any */
+    struct kern_ranks *ranks;      /* NULL where it is alone */
+    int rank;
 } kern_dev;
 /* ERR_UNSUPPORTED: no such device, no driver, no plug-in, and which. */
 int kern_open(kern_dev **out, const kern_opts *o, err *e);
-void kern_close(kern_dev *d);
+void kern_close(kern_dev *d); /* rank 0 closes all */
 /* Memory of n bytes: weights, pools (huge pages on the CPU). */
 int kern_alloc(kern_dev *d, void **out, size_t n, err *e);
 void kern_free(kern_dev *d, void *p);
@@ -83,6 +87,20 @@ int kern_step_end(kern_dev *d, err *e);
 void kern_fetch(kern_dev *d, const float *x, int64_t n, float *host);
 /* Elements clipped by kern_kv_store on a device that does not return them there. */
 uint64_t kern_clipped(const kern_dev *d);
+
+/* ---- several devices --------------------------------------------------------------------------
+ * kern_opts.ranks > 1 opens as many devices and returns rank 0, which owns the others. Each is
+ * driven by a thread of its own, all issue the same ops, and steps of all are begun and ended
+ * together. memory_bytes of rank 0 is what each may take. */
+int kern_n_ranks(const kern_dev *d);
+kern_dev *kern_rank(kern_dev *d, int i);
+/* x := sum of x over all ranks, n lanes: the same bits on each. */
+void kern_all_reduce(kern_dev *d, float *x, int64_t n);
+/* The step of this rank has failed: the steps of the others fail too, where they would wait for it.
+ */
+void kern_ranks_fail(kern_dev *d);
+/* After a failed step, when no rank is in one: ready for the next. */
+int kern_ranks_mend(kern_dev *d, err *e);
 
 /* ---- linear: Y[M,N] = X[M,K] W^T + bias ------------------------------------------------------ */
 #define KERN_MAX_SHARDS 4

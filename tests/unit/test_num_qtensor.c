@@ -231,6 +231,51 @@ static void slices(void **state)
     }
 }
 
+/* Cuts that fall into bytes, in groups of odd sizes, with a short last group, with act-order. */
+static void odd_slices(void **state)
+{
+    (void)state;
+    static const char *const schemes[] = {"w:int2,channel", "w:int3,channel", "w:int4,channel",
+                                          "w:int5,channel,asym", "w:int6,tensor"};
+    static const char *const grouped[] = {"w:int3,g12,asym", "w:int4,g5", "w:int2,g7", "w:int8,g3"};
+    qtensor q;
+    for (size_t i = 0; i < sizeof schemes / sizeof *schemes; i++) {
+        make(&q, schemes[i], NUM_F32, 1, 6, 45);
+        check_slice(&q, 'K', 0, 9, schemes[i]);
+        check_slice(&q, 'K', 9, 18, schemes[i]);
+        check_slice(&q, 'K', 7, 45, schemes[i]);
+        check_slice(&q, 'N', 1, 4, schemes[i]);
+        qtensor_free(&q);
+    }
+    for (size_t i = 0; i < sizeof grouped / sizeof *grouped; i++) {
+        make(&q, grouped[i], NUM_F16, 3, 6, 43);
+        int64_t g = q.block_k;
+        check_slice(&q, 'K', 0, g, grouped[i]);
+        check_slice(&q, 'K', g, 3 * g, grouped[i]);
+        check_slice(&q, 'K', 3 * g, 43, grouped[i]);
+        qtensor_free(&q);
+    }
+    int32_t idx[60];
+    float pre[60];
+    for (int k = 0; k < 60; k++) {
+        idx[k] = (k * 7 + 3) % 5;
+        pre[k] = 1.0f + (float)k;
+    }
+    make(&q, "w:int3,g12", NUM_F32, 1, 6, 60);
+    q.g_idx = idx;
+    q.pre_scale = pre;
+    check_slice(&q, 'K', 0, 30, "act-order");
+    check_slice(&q, 'K', 30, 60, "act-order");
+    check_slice(&q, 'K', 5, 47, "act-order");
+    err e = {0};
+    qtensor v;
+    CHECK_OK(qtensor_slice(&q, 'K', 5, 47, &v, &e));
+    assert_true(v.pre_scale[0] == 6.0f && v.pre_scale[41] == 47.0f);
+    assert_true(v.scale_cols == q.scale_cols);
+    qtensor_free(&v);
+    qtensor_free(&q);
+}
+
 static void slices_refused(void **state)
 {
     (void)state;
@@ -238,7 +283,7 @@ static void slices_refused(void **state)
     qtensor q, v;
     make(&q, "w:int4,g32", NUM_F32, 1, 8, 96);
     CHECK_ERR(qtensor_slice(&q, 'K', 16, 64, &v, &e), ERR_UNSUPPORTED, "covers 32 columns");
-    CHECK_ERR(qtensor_slice(&q, 'K', 0, 65, &v, &e), ERR_UNSUPPORTED, "byte borders");
+    CHECK_ERR(qtensor_slice(&q, 'K', 0, 65, &v, &e), ERR_UNSUPPORTED, "covers 32 columns");
     CHECK_ERR(qtensor_slice(&q, 'K', 0, 97, &v, &e), ERR_VALUE, "outside");
     CHECK_ERR(qtensor_slice(&q, 'N', -1, 3, &v, &e), ERR_VALUE, "outside");
     CHECK_ERR(qtensor_slice(&q, 'N', 3, 3, &v, &e), ERR_VALUE, "outside");
@@ -459,6 +504,7 @@ int main(void)
         cmocka_unit_test(rows_in_the_stored_type),
         cmocka_unit_test(act_order_and_float_zeros),
         cmocka_unit_test(slices),
+        cmocka_unit_test(odd_slices),
         cmocka_unit_test(slices_refused),
         cmocka_unit_test(damaged),
         cmocka_unit_test(bytes),

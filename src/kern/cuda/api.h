@@ -347,6 +347,14 @@ typedef struct gpu_widen {
     void *out;
 } gpu_widen;
 
+/* ---- several devices --------------------------------------------------------------------------
+ */
+typedef struct gpu_all_reduce { /* x := its sum over all devices of the group, n lanes */
+    void *comm;                 /* of this device: gpu_api.comms_open */
+    gpu_x x;
+    int64_t n;
+} gpu_all_reduce;
+
 /* ---- the table ----------------------------------------------------------------------------------
  */
 #define GPU_OPS(X)                                                                                 \
@@ -386,7 +394,8 @@ typedef struct gpu_widen {
     X(small, small_call)                                                                           \
     X(wide, wide_call)                                                                             \
     X(rows, rows_call)                                                                             \
-    X(lt, gpu_lt)
+    X(lt, gpu_lt)                                                                                  \
+    X(all_reduce, gpu_all_reduce)
 typedef enum gpu_op {
 #define GPU_ENUM(name, args) GPU_OP_##name,
     GPU_OPS(GPU_ENUM)
@@ -440,6 +449,11 @@ typedef struct gpu_api {
     const char *(*lt_open)(lt **out, size_t work_bytes);
     void (*lt_close)(lt *l);
     const char *(*lt_plan)(lt *l, const lt_call *c, bool try_out);
+    /* Devices that run one model together; each op all_reduce is launched on all of them, by a
+     * thread for each. comm[i] NULL: made; else it is made ready again after an abort. */
+    const char *(*comms_open)(void **comm, const int *device, int n);
+    void (*comm_abort)(void *comm); /* from any thread: sums that wait for others end, failed */
+    void (*comm_close)(void *comm);
     gpu_launch *const *launch; /* [GPU_N_OPS] */
 } gpu_api;
 /* Program and plug-in come from the same sources, or do not work together. */

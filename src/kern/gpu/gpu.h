@@ -11,6 +11,7 @@
  *   errors    the first of a step is kept and comes out of its end. */
 #ifndef KERN_GPU_GPU_H
 #define KERN_GPU_GPU_H
+#include <pthread.h>
 #include "kern/backend.h"
 #include "kern/gpu/convert.h"
 
@@ -83,6 +84,8 @@ typedef struct gpu_dev {
     float *act_scratch; /* [act_rows][act_k] */
     int64_t act_rows, act_k, experts_k;
     void *attention_work;
+    void *comm;                /* of several GPUs that run one model; NULL where it is alone */
+    pthread_mutex_t launching; /* held while a step is launched */
     unsigned long long *clipped;      /* on the device */
     unsigned long long *clipped_seen; /* pinned */
     gpu_step step;                    /* the one being written down, if it has no name */
@@ -140,6 +143,11 @@ const int32_t *gpu__ints(gpu_dev *g, const int32_t *p, int64_t n);
 gpu_seqs gpu__seqs(gpu_dev *g, const kern_seq *seqs, int n, int page_tokens);
 void gpu__fail(gpu_dev *g, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void gpu__step_free(gpu_dev *g, gpu_step *s);
+/* ranks.c */
+int gpu__join(kern_dev *const *d, int n, err *e);
+void gpu__leave(kern_dev *d);
+void gpu__all_reduce(kern_dev *d, float *x, int64_t n);
+
 /* fuse.c: neighbours of the list become one. */
 void gpu__fuse(gpu_dev *g, gpu_step *s);
 

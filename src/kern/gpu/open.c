@@ -104,6 +104,7 @@ int kern__gpu_open(kern_dev **out, const kern_opts *o, err *e)
     kern_opts host = *o;
     gpu_dev *g = xcalloc(1, sizeof *g);
     host.device = NULL;
+    pthread_mutex_init(&g->launching, NULL);
     g->pub.be = &gpu__backend;
     snprintf(g->name, sizeof g->name, "%.31s", o->device);
     TRY(parse(o->device, &g->index, &emulated, e));
@@ -139,8 +140,10 @@ void gpu__close(kern_dev *d)
             g->api->free(g->pool.mem[i]);
         if (g->clipped) g->api->free(g->clipped);
         if (g->clipped_seen) g->api->free_host(g->clipped_seen);
+        if (g->comm) g->api->comm_close(g->comm);
         if (g->stream) g->api->stream_close(g->stream);
     }
+    pthread_mutex_destroy(&g->launching);
     gpu__forget_handles(g);
     free(g->known);
     free(g->pool.mem);

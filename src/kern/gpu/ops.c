@@ -392,4 +392,7 @@ const struct kern_backend gpu__backend = {
     .gated_delta = op_gated_delta,
     .delta_gates = op_delta_gates,
     .embed = op_embed,
+    .join = gpu__join,
+    .leave = gpu__leave,
+    .all_reduce = gpu__all_reduce,
 };

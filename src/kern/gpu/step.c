@@ -269,21 +269,36 @@ static int make_graph(gpu_dev *g, gpu_step *s, err *e)
     return rc < 0 ? rc : gpu__check(g, "graph", why, e);
 }
 
-static int run(gpu_dev *g, gpu_step *s, err *e)
+static int launch(gpu_dev *g, gpu_step *s, err *e)
 {
     int rc = 0;
-    TRY(gpu__check(g, "bind", g->api->bind(g->index), e));
+    pthread_mutex_lock(&g->launching);
+    if (kern__ranks_failed(&g->pub)) {
+        rc = kern__ranks_error(&g->pub, e);
+        goto out;
+    }
     for (int i = 0; i < s->n_chunks; i++)
         if (s->chunks[i].used)
             TRY(gpu__check(
                 g, "upload",
                 g->api->upload(s->chunks[i].dev, s->chunks[i].host, s->chunks[i].used, g->stream),
                 e));
-    TRY(make_graph(g, s, e));
     if (s->graph)
         TRY(gpu__check(g, "graph", g->api->graph_run(s->graph, g->stream), e));
     else
         TRY(launch_ops(g, s, e));
+out:
+    pthread_mutex_unlock(&g->launching);
+    return rc;
+}
+
+static int run(gpu_dev *g, gpu_step *s, err *e)
+{
+    int rc = 0;
+    TRY(gpu__check(g, "bind", g->api->bind(g->index), e));
+    TRY(make_graph(g, s, e));
+    if (!kern__ranks_meet(&g->pub)) return kern__ranks_error(&g->pub, e);
+    TRY(launch(g, s, e));
     for (int i = 0; i < s->n_outputs; i++)
         TRY(gpu__check(
             g, "download",
@@ -293,6 +308,7 @@ static int run(gpu_dev *g, gpu_step *s, err *e)
                    g->api->download(g->clipped_seen, g->clipped, sizeof *g->clipped, g->stream),
                    e));
     TRY(gpu__check(g, "step", g->api->sync(g->stream), e));
+    if (kern__ranks_failed(&g->pub)) rc = kern__ranks_error(&g->pub, e);
 out:
     return rc;
 }

@@ -69,11 +69,13 @@ bool kern_step_begin(kern_dev *d, int64_t T, uint64_t key)
 }
 int kern_step_flush(kern_dev *d, err *e)
 {
-    return d->be ? d->be->step_flush(d, e) : 0;
+    if (d->be) return d->be->step_flush(d, e);
+    return kern__ranks_failed(d) ? kern__ranks_error(d, e) : 0;
 }
 int kern_step_end(kern_dev *d, err *e)
 {
-    return d->be ? d->be->step_end(d, e) : 0;
+    if (d->be) return d->be->step_end(d, e);
+    return kern__ranks_failed(d) ? kern__ranks_error(d, e) : 0;
 }
 void kern_fetch(kern_dev *d, const float *x, int64_t n, float *host)
 {
