@@ -25,7 +25,7 @@ typedef struct crowd {
     answer a[N];
 } crowd;
 
-static void crowd_run(engine *en, crowd *c)
+static void crowd_submit(engine *en, crowd *c)
 {
     err e = {0};
     gate g;
@@ -43,11 +43,21 @@ static void crowd_run(engine *en, crowd *c)
         CHECK_OK(answer_start(en, &p, &c->a[k], &e));
     }
     gate_open(&g);
+}
+
+static void crowd_wait(crowd *c)
+{
     for (int k = 0; k < N; k++) {
         answer_wait(&c->a[k]);
         assert_int_equal(c->a[k].e.code, 0);
         assert_int_equal(c->a[k].out.n, MORE);
     }
+}
+
+static void crowd_run(engine *en, crowd *c)
+{
+    crowd_submit(en, c);
+    crowd_wait(c);
 }
 
 /* What both say as long as they say the same; worst: of the logprobs up to there. */
@@ -134,6 +144,31 @@ static void caches(void **state)
              2e-2, N * MORE);
 }
 
+/* Two engines in one process, on one device, at the same time. */
+static void two_at_once(void **state)
+{
+    (void)state;
+    static crowd alone, a, b;
+    double worst = 0;
+    engine_opts o = {.model = ARCH "qwen3", .activation_dtype = "spec", .max_running = 5};
+    engine *one = start(o, device), *two = start(o, device);
+    crowd_run(one, &alone);
+    crowd_submit(one, &a);
+    crowd_submit(two, &b);
+    crowd_wait(&a);
+    crowd_wait(&b);
+    for (int k = 0; k < N; k++) {
+        assert_int_equal(agreement(&alone.a[k], &a.a[k], &worst), MORE);
+        assert_int_equal(agreement(&alone.a[k], &b.a[k], &worst), MORE);
+        answer_free(&alone.a[k]);
+        answer_free(&a.a[k]);
+        answer_free(&b.a[k]);
+    }
+    assert_true(worst <= 1e-5);
+    engine_close(one, 1);
+    engine_close(two, 1);
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 1) device = argv[1];
@@ -141,6 +176,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(architectures),
         cmocka_unit_test(schemes),
         cmocka_unit_test(caches),
+        cmocka_unit_test(two_at_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
