@@ -73,7 +73,7 @@ clean:
 
 # ---- tests, demonstration, sanitizers, installation ---------------------------------------------
 JOBS ?= $(shell nproc)
-.PHONY: asan ubsan tsan fuzz bench cuda install eval golden docs format
+.PHONY: asan ubsan tsan fuzz bench cuda gpu-check install eval golden docs format
 check:
 	@$(MAKE) --no-print-directory -j$(JOBS) all tests
 	@tools/run_tests.sh $(BUILD)
@@ -115,6 +115,9 @@ CU_PACK := $(BUILD)/obj/kern/gpu/pack.o $(BUILD)/obj/num/num.o
 cuda:
 	@if ! command -v $(NVCC) >/dev/null 2>&1; then echo "cuda: no nvcc here, GPU code is not compiled"; \
 	else $(MAKE) --no-print-directory $(BUILD)/libtare-cuda.so $(CU_BENCH) && tools/check_ptxas.sh $(CU_OBJS:.o=.log); fi
+# The GPU tests on the GPU of this machine.
+gpu-check: tests cuda
+	@tools/gpu_check.sh $(BUILD)
 .SECONDARY: $(CU_OBJS)
 $(BUILD)/libtare-cuda.so: $(CU_OBJS)
 	@echo "  NVCC  $@"

@@ -10,6 +10,7 @@
 #ifndef TESTS_GPU_FIXTURE_H
 #define TESTS_GPU_FIXTURE_H
 #include <dlfcn.h>
+#include <unistd.h>
 #include "check.h"
 #include "kern/cuda/api.h"
 #include "kern/kern.h"
@@ -240,9 +241,27 @@ static inline void gpu_check_bytes(const char *what, const void *dev, const void
 
 /* ---- programs ---------------------------------------------------------------------------------
  */
+/* The plug-in of an argument: a path, or a device ("cuda:0"), whose plug-in lies where the program
+ * looks for it (kern/gpu/open.c). */
+static inline const char *gpu_plugin(int argc, char **argv)
+{
+    static char path[4400];
+    if (argc < 2) return GPU_PLUGIN;
+    if (strncmp(argv[1], "cuda", 4)) return argv[1];
+    snprintf(path, sizeof path, "%.4096s", argv[0]);
+    for (int up = 0; up < 3; up++) { /* beside the program, one and two folders up */
+        char *slash = strrchr(path, '/');
+        if (!slash) break;
+        snprintf(slash, sizeof path - (size_t)(slash - path), "/libtare-cuda.so");
+        if (!access(path, R_OK)) return path;
+        *slash = 0;
+    }
+    return "libtare-cuda.so";
+}
+
 static inline void gpu_begin(int argc, char **argv)
 {
-    const char *path = argc > 1 ? argv[1] : GPU_PLUGIN;
+    const char *path = gpu_plugin(argc, argv);
     const gpu_api *(*entry)(int version) = NULL;
     kern_opts o = {.threads = 2, .cpu_features = 0};
     err e = {0};
