@@ -178,8 +178,7 @@ static void fill_part(void *arg, int index, int n)
     j->s->layout->fill(j->q, j->s->perm, j->s->prep, lo, hi);
 }
 
-/* Columns sorted by group, stable; refuses groups of unequal size. */
-static int sort_columns(const qtensor *q, int32_t **out, const char *name, err *e)
+int kern__sort_columns(const qtensor *q, int32_t **out, const char *name, err *e)
 {
     int rc = 0;
     int64_t groups = q->scale_cols, group = q->spec.w.group;
@@ -219,7 +218,7 @@ static int make_shard(kern_dev *d, const kern_linear_desc *desc, int i, struct k
     s->spec = q->spec;
     err ignored = {0};
     if (q->g_idx && strcmp(s->layout->name, "canonical") &&
-        sort_columns(q, &s->perm, desc->name, &ignored) < 0) {
+        kern__sort_columns(q, &s->perm, desc->name, &ignored) < 0) {
         s->layout = kern__layout_by_name("canonical"); /* the twin indexes groups as they are */
         for (int b = 0; b < KERN_BUCKETS; b++) {
             if (s->row[b] != &kern__row_ref)

@@ -129,6 +129,9 @@ struct kern_linear {
 int kern__linear_make_row(kern_dev *d, const kern_linear_desc *desc, const kern_linear_row *row,
                           kern_linear **out, err *e);
 
+/* Columns sorted by group (act-order), stable; refuses groups of unequal size. */
+int kern__sort_columns(const qtensor *q, int32_t **out, const char *name, err *e);
+
 /* kern_linear_run on rows row[0..M) of x (NULL: the first M). */
 void kern__linear_run_rows(kern_dev *d, const kern_linear *l, const float *x, int64_t ldx,
                            const int32_t *row, int64_t M, float *y, int64_t ldy);

@@ -49,6 +49,9 @@ bool small_has_zeros(small_format f);
  * the row, and becomes NaN where a code or scale of the row is NaN; BF16 leaves it as it is. */
 void small_pack(small_format f, const void *codes, const float *scales, const uint8_t *zeros,
                 int64_t N, int64_t K, uint8_t *out, float *col_scale);
+/* What the packing keeps of the scales of a row; kept[i] != scales[i]: it has other digits or lies
+ * too far below the largest, and whoever wants the numbers as they are packs them otherwise. */
+void small_kept(small_format f, const float *scales, int64_t n, float *kept);
 /* y[m][n] = (x[m] . W[n]) * row_scale[m] * col_scale[n] + bias[n] */
 typedef struct small_call {
     small_format format;

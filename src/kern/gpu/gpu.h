@@ -83,6 +83,13 @@ typedef struct gpu_dev {
     } pool;
     float *act_scratch; /* [act_rows][act_k] */
     int64_t act_rows, act_k, experts_k;
+    struct gpu_packed_room { /* what products of packed weights need beside these */
+        int64_t k;           /* the widest of them */
+        void *work;          /* of wide, for so many rows */
+        int64_t rows;
+        void *x; /* bf16 [x_rows, k]: inputs that come otherwise */
+        int64_t x_rows;
+    } packed;
     void *attention_work;
     void *comm;                /* of several GPUs that run one model; NULL where it is alone */
     pthread_mutex_t launching; /* held while a step is launched */

@@ -251,7 +251,7 @@ static const gpu_layout layout_panels = {.name = "panels",
                                          .embed = panels_embed,
                                          .choice = panels_choice};
 
-const gpu_layout *const gpu_layouts[] = {&layout_panels};
+const gpu_layout *const gpu_layouts[] = {&gpu__layout_packed, &layout_panels};
 const int gpu_n_layouts = sizeof gpu_layouts / sizeof *gpu_layouts;
 
 /* ---- choosing -----------------------------------------------------------------------------------
@@ -307,7 +307,8 @@ static int choose(gpu_dev *g, const kern_linear_desc *d, gpu_linear *l,
         l->bytes = 0;
         note_all(choice, y->name, found.msg);
     }
-    return err_set(e, ERR_UNSUPPORTED, "%s: no layout holds it: %s", d->name, choice[0].refused);
+    return err_set(e, ERR_UNSUPPORTED, "%s: no layout holds it: %s", d->name ? d->name : "linear",
+                   choice[0].refused);
 }
 
 int gpu__linear_make(kern_dev *d, const kern_linear_desc *desc, kern_linear *pub, err *e)
@@ -511,5 +512,5 @@ int gpu__reserve(kern_dev *d, int64_t max_rows, int64_t max_k, int64_t max_n, er
     if (rc < 0) return rc;
     g->act_scratch = mem;
     g->pub.scratch_bytes += need * sizeof(float);
-    return 0;
+    return gpu__packed_reserve(g, max_rows, e);
 }

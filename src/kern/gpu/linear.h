@@ -26,6 +26,7 @@ typedef struct gpu_layout {
     /* What the input becomes, and a finer name of the layout. */
     void (*choice)(const gpu_linear *l, int bucket, kern_choice *out);
 } gpu_layout;
+extern const gpu_layout gpu__layout_packed; /* packed.c */
 extern const gpu_layout *const gpu_layouts[];
 extern const int gpu_n_layouts;
 
@@ -37,4 +38,7 @@ struct gpu_linear {
     int64_t N, K;
     size_t bytes;
 };
+
+/* Room for steps of at most so many rows; packed linears made later widen it. */
+int gpu__packed_reserve(gpu_dev *g, int64_t max_rows, err *e);
 #endif

@@ -7,62 +7,33 @@
  * row, and what is 2^30 (16 columns) or 2^120 (32) below it is nothing. */
 #include <math.h>
 #include <string.h>
-#include "kern/cuda/small.h"
+#include "kern/cuda/format_read.h"
 #include "num/num.h"
 
-#define ROWS  16
-#define UNIT  128
-#define BLOCK 64
+#define ROWS  FORMAT_ROWS
+#define UNIT  FORMAT_UNIT
+#define BLOCK FORMAT_BLOCK
+#define INT4  FORMAT_INT4
+#define E4M3  FORMAT_E4M3
+#define INT8  FORMAT_INT8
+#define BF16  FORMAT_BF16
+#define FP4   FORMAT_FP4
 
-typedef enum kind { INT4, E4M3, INT8, BF16, FP4 } kind;
-typedef struct layout {
-    kind kind;
-    int group; /* columns of a scale of a row; 0 = none */
-    bool zeros, unit_scale;
-    int block_bytes; /* of 16 x 64 codes */
-    int scale_bytes; /* of a row and group */
-} layout;
-
-static const layout layouts[SMALL_FORMATS] = {
-    [SMALL_INT4_128] = {INT4, 128, false, false, 512, 2},
-    [SMALL_INT4_128_ZERO] = {INT4, 128, true, false, 512, 2},
-    [SMALL_INT4_64] = {INT4, 64, false, false, 512, 2},
-    [SMALL_INT4_64_ZERO] = {INT4, 64, true, false, 512, 2},
-    [SMALL_INT4_32] = {INT4, 32, false, false, 512, 2},
-    [SMALL_INT4_32_ZERO] = {INT4, 32, true, false, 512, 2},
-    [SMALL_E4M3] = {E4M3, 0, false, false, 1024, 0},
-    [SMALL_E4M3_BLOCK] = {E4M3, 128, false, true, 1024, 0},
-    [SMALL_INT8] = {INT8, 0, false, false, 1024, 0},
-    [SMALL_INT8_GROUP] = {INT8, 128, false, false, 1024, 2},
-    [SMALL_BF16] = {BF16, 0, false, false, 2048, 0},
-    [SMALL_MXFP4] = {FP4, 32, false, false, 512, 1},
-    [SMALL_NVFP4] = {FP4, 16, false, false, 512, 1},
-};
-
-static int groups_of(const layout *l)
-{
-    return l->group ? UNIT / l->group : 0;
-}
-
-static size_t unit_bytes(const layout *l)
-{
-    int row = groups_of(l) * (l->scale_bytes + l->zeros);
-    return (size_t)(2 * l->block_bytes + ROWS * row + (l->unit_scale ? 16 : 0));
-}
+typedef format_layout layout;
 
 size_t small_packed_bytes(small_format f, int64_t N, int64_t K)
 {
-    return (size_t)(N / ROWS) * (size_t)(K / UNIT) * unit_bytes(&layouts[f]);
+    return (size_t)(N / ROWS) * (size_t)(K / UNIT) * format_unit_bytes(&format_layouts[f]);
 }
 
 int small_group(small_format f)
 {
-    return layouts[f].group;
+    return format_layouts[f].group;
 }
 
 bool small_has_zeros(small_format f)
 {
-    return layouts[f].zeros;
+    return format_layouts[f].zeros;
 }
 
 /* ---- codes --------------------------------------------------------------------------------------
@@ -197,6 +168,23 @@ static float fp4_excess(const layout *l)
     return l->group == 32 ? 2.0f : 1.0f;
 }
 
+/* The number that is read back, times what was taken out. */
+static float kept_scale(const layout *l, float s)
+{
+    if (l->unit_scale) return s * 0x1p60f * 0x1p-60f;
+    if (l->kind != FP4) return num_f16_to_f32(num_f32_to_f16(s));
+    uint8_t c = fp4_scale(l, s);
+    if (l->group == 32) return c < 154 ? 0 : ldexpf(1, c - 254); /* below: not exact in bf16 */
+    return c ? ldexpf((float)(8 + c % 8), c / 8 - 34) : 0;
+}
+void small_kept(small_format f, const float *scales, int64_t n, float *kept)
+{
+    const layout *l = &format_layouts[f];
+    const float out_of = l->unit_scale ? 1 : taken_out(l, scales, n);
+    for (int64_t i = 0; i < n; i++)
+        kept[i] = kept_scale(l, scales[i] / out_of) * out_of;
+}
+
 static void keep_scale(const layout *l, float s, uint8_t *out)
 {
     if (l->kind == FP4) {
@@ -211,7 +199,7 @@ static void keep_scale(const layout *l, float s, uint8_t *out)
 static void pack_side(const layout *l, const float *scales, const uint8_t *zeros, int64_t ld,
                       const float out_of[ROWS], uint8_t *side)
 {
-    const int groups = groups_of(l);
+    const int groups = format_groups(l);
     if (l->unit_scale) {
         float s[4] = {scales[0] * 0x1p60f, 0, 0, 0};
         memcpy(side, s, 16);
@@ -227,7 +215,7 @@ static void pack_side(const layout *l, const float *scales, const uint8_t *zeros
 /* Groups of FP4 whose scale is nothing have no codes either. */
 static void clear_codes(const layout *l, const uint8_t *side, uint8_t *block)
 {
-    const int groups = groups_of(l);
+    const int groups = format_groups(l);
     for (int r = 0; r < ROWS; r++)
         for (int g = 0; g < groups; g++) {
             if (side[r * groups + g]) continue;
@@ -257,7 +245,7 @@ static bool row_is_nan(const layout *l, const uint8_t *codes, const float *scale
 static void pack_tile(const layout *l, const uint8_t *codes, const float *scales,
                       const uint8_t *zeros, int64_t K, uint8_t *out, float *col_scale)
 {
-    const size_t width = l->kind == BF16 ? 2 : 1, size = unit_bytes(l);
+    const size_t width = l->kind == BF16 ? 2 : 1, size = format_unit_bytes(l);
     const int64_t groups = l->group ? K / l->group : 0;
     float out_of[ROWS];
     for (int r = 0; r < ROWS; r++) {
@@ -274,8 +262,8 @@ static void pack_tile(const layout *l, const uint8_t *codes, const float *scales
             pack_block(l, codes + width * (size_t)(u * UNIT + b * BLOCK), width * (size_t)K,
                        out + b * l->block_bytes);
         if (!groups) continue;
-        pack_side(l, scales + u * groups_of(l), zeros ? zeros + u * groups_of(l) : NULL, groups,
-                  out_of, side);
+        pack_side(l, scales + u * format_groups(l), zeros ? zeros + u * format_groups(l) : NULL,
+                  groups, out_of, side);
         if (l->kind == FP4) clear_codes(l, side, out);
     }
 }
@@ -283,12 +271,12 @@ static void pack_tile(const layout *l, const uint8_t *codes, const float *scales
 void small_pack(small_format f, const void *codes, const float *scales, const uint8_t *zeros,
                 int64_t N, int64_t K, uint8_t *out, float *col_scale)
 {
-    const layout *l = &layouts[f];
+    const layout *l = &format_layouts[f];
     const size_t width = l->kind == BF16 ? 2 : 1;
     const int64_t groups = l->group ? K / l->group : 0;
     for (int64_t n = 0; n + ROWS <= N; n += ROWS)
         pack_tile(l, (const uint8_t *)codes + width * (size_t)(n * K),
                   groups ? scales + n * groups : NULL, l->zeros ? zeros + n * groups : NULL, K,
-                  out + (size_t)(n / ROWS) * (size_t)(K / UNIT) * unit_bytes(l),
+                  out + (size_t)(n / ROWS) * (size_t)(K / UNIT) * format_unit_bytes(l),
                   col_scale ? col_scale + n : NULL);
 }

@@ -1,0 +1,505 @@
+/* Linears of the layout "packed" of a GPU through the public functions: every format, batch sizes,
+ * shards and strides against sums in float64 of the checkpoint's numbers, what is packed read back
+ * to the bit, and weights that it must leave to another layout. The device is the first argument
+ * ("cuda:0"), without one the emulation. */
+#include "../diff/linear_fixture.h"
+
+#define REL_F32  8e-6   /* of the magnitudes: 134 roundings of f32 in a row */
+#define REL_BF16 0x1p-8 /* where wide multiplies by weights rounded to bf16 */
+#define POISON   12288.0f
+#define WIDTH    1024 /* lanes come in multiples of this */
+
+enum { MOST_M = 600, MOST_K = 1024, MOST_N = 256 };
+
+static const char *device = "emulated";
+static kern_dev *dev;
+static float *numbers, *poison;             /* on the device */
+static float x_host[MOST_M * (MOST_K + 8)]; /* numbers here; row stride MOST_K + 8 */
+
+static float outlier(void)
+{
+    return (float)(normal() * (uniform() < 0.01 ? 20 : 1));
+}
+
+static void open_device(int64_t rows)
+{
+    err e = {0};
+    kern_opts o = {.device = device, .threads = 2, .cpu_features = 0};
+    CHECK_OK(kern_open(&dev, &o, &e));
+    CHECK_OK(kern_reserve(dev, rows, MOST_K, MOST_N, &e));
+    float *p = xmalloc(sizeof *p * WIDTH);
+    for (int i = 0; i < WIDTH; i++)
+        p[i] = POISON;
+    poison = p;
+    numbers = x_host;
+    CHECK_OK(kern_constant(dev, &poison, WIDTH, &e));
+    CHECK_OK(kern_constant(dev, &numbers, MOST_M * (MOST_K + 8), &e));
+    free(p);
+}
+
+/* ---- weights ------------------------------------------------------------------------------------
+ */
+
+typedef struct weights { /* shards and what they add up to */
+    qtensor q[KERN_MAX_SHARDS];
+    int n;
+    int64_t N, K;
+    float *value, *bias; /* [N,K] as a checkpoint's reader has them; [N] or NULL */
+} weights;
+
+static void add_shard(weights *w, const scheme *s, int64_t N, int64_t K)
+{
+    random_weight(&w->q[w->n++], s, N, K);
+    w->N += N;
+    w->K = K;
+}
+static void know_values(weights *w, bool bias)
+{
+    int64_t row = 0;
+    free(w->value);
+    w->value = xmalloc(sizeof(float) * (size_t)(w->N * w->K));
+    for (int i = 0; i < w->n; i++)
+        for (int64_t n = 0; n < w->q[i].N; n++)
+            qtensor_decode_row(&w->q[i], n, w->value + row++ * w->K);
+    if (bias) {
+        w->bias = xmalloc(sizeof(float) * (size_t)w->N);
+        for (int64_t n = 0; n < w->N; n++)
+            w->bias[n] = outlier();
+    }
+}
+static void drop_weights(weights *w)
+{
+    for (int i = 0; i < w->n; i++)
+        free_weight(&w->q[i]);
+    free(w->value);
+    free(w->bias);
+    *w = (weights){0};
+}
+
+static kern_linear *make(const weights *w, kern_act act, bool expert)
+{
+    err e = {0};
+    kern_linear *l = NULL;
+    kern_linear_desc d = {
+        .name = "tested", .n_shards = w->n, .bias = w->bias, .act = act, .expert = expert};
+    for (int i = 0; i < w->n; i++)
+        d.shard[i] = &w->q[i];
+    CHECK_OK(kern_linear_make(dev, &d, &l, &e));
+    return l;
+}
+
+static void check_unpack(const char *what, const kern_linear *l, const weights *w)
+{
+    float *got = xmalloc(sizeof *got * (size_t)(w->N * w->K));
+    kern_linear_unpack(l, got);
+    for (int64_t i = 0; i < w->N * w->K; i++)
+        if (got[i] != w->value[i])
+            fail_msg("%s: unpacked [%lld,%lld] is %.9g, expected %.9g", what, (long long)(i / w->K),
+                     (long long)(i % w->K), (double)got[i], (double)w->value[i]);
+    free(got);
+}
+
+/* ---- products -----------------------------------------------------------------------------------
+ */
+
+typedef struct shape {
+    int64_t M, ldx, ldy;
+    kern_lanes_kind x, y;
+} shape;
+
+static float *lanes(int64_t n, kern_lanes_kind kind)
+{
+    err e = {0};
+    float *p = NULL;
+    CHECK_OK(kern_lanes(dev, &p, (n + WIDTH - 1) / WIDTH * WIDTH, kind, KERN_ACT_AUTO, &e));
+    return p;
+}
+
+/* y with a row of poison before it, in host memory: [M+2, ldy]. */
+static float *multiply(const kern_linear *l, const shape *s, int64_t K)
+{
+    err e = {0};
+    const int64_t all = (s->M + 2) * s->ldy, lines = (all + WIDTH - 1) / WIDTH;
+    float *x = lanes((s->M + 1) * s->ldx, s->x), *y = lanes(all, s->y);
+    float *seen = lanes(all, KERN_STREAM), *host = xmalloc(sizeof *host * (size_t)all);
+    assert_true(kern_step_begin(dev, s->M, 0));
+    kern_copy_rows(dev, poison, 0, y, WIDTH, WIDTH, lines);
+    kern_copy_rows(dev, numbers, MOST_K + 8, x, s->ldx, K, s->M);
+    kern_linear_run(dev, l, x, s->ldx, s->M, y + s->ldy, s->ldy);
+    kern_copy_rows(dev, y, WIDTH, seen, WIDTH, WIDTH, lines);
+    kern_fetch(dev, seen, all, host);
+    CHECK_OK(kern_step_end(dev, &e));
+    kern_free(dev, x);
+    kern_free(dev, y);
+    kern_free(dev, seen);
+    return host;
+}
+
+static float bf16(float v)
+{
+    return num_bf16_to_f32(num_f32_to_bf16(v));
+}
+
+static bool agrees(kern_lanes_kind kind, float got, double want, double tol)
+{
+    if (isnan(want) || isnan(got)) return isnan(want) && isnan(got);
+    if (kind == KERN_STREAM) return fabs((double)got - want) <= tol;
+    return got >= bf16((float)(want - tol)) && got <= bf16((float)(want + tol));
+}
+
+static void check_product(const char *what, const kern_linear *l, const weights *w, const shape *s)
+{
+    const bool rounded = strcmp(device, "emulated") && s->M > 8;
+    const double rel = rounded ? REL_BF16 : REL_F32;
+    const float *pre = w->q[0].pre_scale;
+    float *got = multiply(l, s, w->K);
+    for (int64_t i = 0; i < (s->M + 2) * s->ldy; i++) {
+        const int64_t m = i / s->ldy - 1, n = i % s->ldy;
+        if (m < 0 || m >= s->M || n >= w->N) {
+            if (got[i] != POISON)
+                fail_msg("%s: [%lld,%lld] was written to", what, (long long)m, (long long)n);
+            continue;
+        }
+        double want = w->bias ? (double)w->bias[n] : 0, mag = fabs(want);
+        for (int64_t k = 0; k < w->K; k++) {
+            float x = bf16(x_host[m * (MOST_K + 8) + k]);
+            if (pre) x = bf16((s->x == KERN_FLOW ? x : x_host[m * (MOST_K + 8) + k]) * pre[k]);
+            double t = (double)x * (double)w->value[n * w->K + k];
+            want += t;
+            mag += fabs(t);
+        }
+        if (!agrees(s->y, got[i], want, rel * mag))
+            fail_msg("%s, M %lld, ldx %lld, ldy %lld: [%lld,%lld] is %.9g, expected %.9g, off %.3g "
+                     "of the magnitude",
+                     what, (long long)s->M, (long long)s->ldx, (long long)s->ldy, (long long)m,
+                     (long long)n, (double)got[i], want, fabs((double)got[i] - want) / mag);
+    }
+    free(got);
+}
+
+/* Batches, strides that the kernels take and such that they do not, both types of lane. */
+static void check_products(const char *what, const kern_linear *l, const weights *w)
+{
+    const int64_t K = w->K, N = w->N;
+    const shape shapes[] = {
+        {1, K, N, KERN_FLOW, KERN_FLOW},         {1, K + 3, N + 5, KERN_FLOW, KERN_STREAM},
+        {2, K + 8, N + 8, KERN_FLOW, KERN_FLOW}, {7, K, N + 1, KERN_FLOW, KERN_STREAM},
+        {8, K + 5, N, KERN_FLOW, KERN_FLOW},     {8, K, N, KERN_STREAM, KERN_STREAM},
+        {9, K, N, KERN_FLOW, KERN_FLOW},         {16, K + 8, N + 4, KERN_FLOW, KERN_STREAM},
+        {16, K, N + 3, KERN_FLOW, KERN_STREAM},  {33, K + 1, N + 8, KERN_FLOW, KERN_FLOW},
+        {64, K, N, KERN_STREAM, KERN_STREAM},    {65, K + 8, N, KERN_FLOW, KERN_STREAM},
+    };
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        check_product(what, l, w, &shapes[i]);
+}
+
+static void check_choice(const char *what, const kern_linear *l, const char *layout)
+{
+    static const char *const rows[] = {"cuda-small", "cuda-small", "cuda-wide", "cuda-wide"};
+    for (int b = 0; b < KERN_BUCKETS; b++) {
+        const kern_choice *c = kern_linear_choice(l, b);
+        if (strcmp(c->layout, layout) || strcmp(c->row, rows[b]))
+            fail_msg("%s, bucket %d: %s from '%s', expected %s from '%s'; refused: %s", what, b,
+                     c->row, c->layout, rows[b], layout, c->refused);
+        assert_string_equal(c->act, "bf16");
+        assert_false(c->reference);
+    }
+}
+
+/* ---- formats ------------------------------------------------------------------------------------
+ */
+
+typedef struct held {
+    scheme s;
+    const char *layout;
+} held;
+static const held formats[] = {
+    {{"w:bf16 a:bf16", NUM_NONE}, "packed bf16"},
+    {{"w:int4,g128 a:bf16", NUM_BF16}, "packed int4 g128"},
+    {{"w:int4,g128 a:bf16", NUM_F16}, "packed int4 g128"},
+    {{"w:int4,g256 a:bf16", NUM_F16}, "packed int4 g128"},
+    {{"w:int4,channel a:bf16", NUM_F32}, "packed int4 g128"},
+    {{"w:int4,g128,asym a:bf16", NUM_BF16}, "packed int4 g128 with zeros"},
+    {{"w:int4,channel,asym a:bf16", NUM_F32}, "packed int4 g128 with zeros"},
+    {{"w:int4,g64 a:bf16", NUM_F16}, "packed int4 g64"},
+    {{"w:int4,g192 a:bf16", NUM_F16}, "packed int4 g64"},
+    {{"w:int4,g64,asym a:bf16", NUM_F16}, "packed int4 g64 with zeros"},
+    {{"w:int4,g32 a:bf16", NUM_BF16}, "packed int4 g32"},
+    {{"w:int4,g32,asym a:bf16", NUM_F16}, "packed int4 g32 with zeros"},
+    {{"w:int3,g128 a:bf16", NUM_BF16}, "packed int4 g128"},
+    {{"w:int2,g64,asym a:bf16", NUM_BF16}, "packed int4 g64 with zeros"},
+    {{"w:int8,channel a:bf16", NUM_F32}, "packed int8"},
+    {{"w:int8,g128 a:bf16", NUM_F16}, "packed int8 g128"},
+    {{"w:int5,g128 a:bf16", NUM_BF16}, "packed int8 g128"},
+    {{"w:fp8_e4m3,channel a:bf16", NUM_F32}, "packed fp8"},
+    {{"w:fp8_e4m3,tensor a:bf16", NUM_F32}, "packed fp8"},
+    {{"w:fp8_e4m3,block128x128 a:bf16", NUM_F32}, "packed fp8 in blocks"},
+    {{"w:nvfp4,g16 a:bf16", NUM_F8_E4M3}, "packed nvfp4"},
+    {{"w:mxfp4,g32 a:bf16", NUM_F8_E8M0}, "packed mxfp4"},
+};
+
+static void test_formats(void **state)
+{
+    (void)state;
+    static const int64_t sizes[][2] = {{16, 256}, {48, 384}, {144, 768}};
+    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
+        for (size_t j = 0; j < sizeof sizes / sizeof *sizes; j++) {
+            weights w = {0};
+            add_shard(&w, &formats[i].s, sizes[j][0], sizes[j][1]);
+            know_values(&w, j != 1);
+            kern_linear *l = make(&w, j == 2 ? KERN_ACT_BF16 : KERN_ACT_AUTO, false);
+            check_choice(formats[i].s.text, l, formats[i].layout);
+            check_unpack(formats[i].s.text, l, &w);
+            check_products(formats[i].s.text, l, &w);
+            kern_linear_drop(dev, l);
+            drop_weights(&w);
+        }
+}
+
+/* Many rows, more than are rearranged at once. */
+static void test_many(void **state)
+{
+    (void)state;
+    weights w = {0};
+    add_shard(&w, &formats[1].s, 32, 256);
+    know_values(&w, true);
+    kern_linear *l = make(&w, KERN_ACT_AUTO, false);
+    const shape straight = {MOST_M, 256, 32, KERN_FLOW, KERN_FLOW};
+    const shape copied = {MOST_M, 259, 32, KERN_FLOW, KERN_STREAM};
+    check_product("many", l, &w, &straight);
+    check_product("many", l, &w, &copied);
+    kern_linear_drop(dev, l);
+    drop_weights(&w);
+}
+
+/* Fewer rows were reserved than the product has: it goes in pieces. */
+static void test_pieces(void **state)
+{
+    (void)state;
+    kern_dev *other = dev;
+    float *n = numbers, *p = poison;
+    weights w = {0};
+    open_device(40);
+    add_shard(&w, &formats[11].s, 32, 256);
+    know_values(&w, true);
+    kern_linear *l = make(&w, KERN_ACT_AUTO, false);
+    check_products("pieces", l, &w);
+    kern_linear_drop(dev, l);
+    drop_weights(&w);
+    kern_close(dev);
+    dev = other;
+    numbers = n;
+    poison = p;
+}
+
+/* ---- shards -------------------------------------------------------------------------------------
+ */
+
+static void test_shards(void **state)
+{
+    (void)state;
+    static const int64_t rows[] = {64, 16, 32};
+    const scheme int4 = {"w:int4,g128 a:bf16", NUM_BF16},
+                 fp8 = {"w:fp8_e4m3,channel a:bf16", NUM_F32};
+    const scheme nv = {"w:nvfp4,g16 a:bf16", NUM_F8_E4M3};
+    const scheme *sets[][3] = {{&int4, &int4, &int4}, {&int4, &fp8, &int4}, {&nv, &nv, &nv}};
+    for (int i = 0; i < 3; i++) {
+        weights w = {0};
+        for (int j = 0; j < 3; j++)
+            add_shard(&w, sets[i][j], rows[j], 384);
+        for (int j = 0; i == 2 && j < 3; j++)
+            w.q[j].global[0] = 0.1f * (float)(j + 1);
+        know_values(&w, true);
+        kern_linear *l = make(&w, KERN_ACT_AUTO, false);
+        check_choice("shards", l, i == 2 ? "packed nvfp4" : "packed int4 g128");
+        check_unpack("shards", l, &w);
+        check_products("shards", l, &w);
+        kern_linear_drop(dev, l);
+        drop_weights(&w);
+    }
+}
+
+/* Columns by group, and inputs that the checkpoint scales; a shard with another order is a product
+ * of its own. */
+static void test_arranged(void **state)
+{
+    (void)state;
+    const scheme order = {"w:int4,g128,actorder a:bf16", NUM_F16};
+    int32_t idx[3][384];
+    float pre[384];
+    for (int k = 0; k < 384; k++) {
+        idx[0][k] = idx[1][k] = k * 7 % 3;
+        idx[2][k] = 2 - k / 128;
+        pre[k] = (float)(0.5 + uniform());
+    }
+    for (int i = 0; i < 3; i++) {
+        weights w = {0};
+        for (int j = 0; j < 3; j++) {
+            add_shard(&w, i == 1 ? &formats[2].s : &order, 32, 384);
+            if (i != 1) w.q[j].g_idx = idx[j];
+            if (i != 0) w.q[j].pre_scale = pre;
+        }
+        know_values(&w, false);
+        kern_linear *l = make(&w, KERN_ACT_AUTO, false);
+        check_choice("arranged", l, "packed int4 g128");
+        check_unpack("arranged", l, &w);
+        check_products("arranged", l, &w);
+        kern_linear_drop(dev, l);
+        for (int j = 0; j < 3; j++)
+            w.q[j].g_idx = NULL, w.q[j].pre_scale = NULL;
+        drop_weights(&w);
+    }
+}
+
+/* ---- what stays out -----------------------------------------------------------------------------
+ */
+
+static void left_out(const char *what, const weights *w, kern_act act, bool expert, const char *why)
+{
+    kern_linear *l = make(w, act, expert);
+    for (int b = 0; b < KERN_BUCKETS; b++) {
+        const kern_choice *c = kern_linear_choice(l, b);
+        if (!strncmp(c->layout, "packed", 6) || !strstr(c->refused, why))
+            fail_msg("%s: in '%s', refused: %s; expected '%s'", what, c->layout, c->refused, why);
+    }
+    kern_linear_drop(dev, l);
+}
+
+static void test_left_out(void **state)
+{
+    (void)state;
+    static const struct {
+        scheme s;
+        int64_t N, K;
+        kern_act act;
+        const char *why;
+    } cases[] = {
+        {{"w:int4,g128 a:bf16", NUM_F32}, 32, 256, KERN_ACT_AUTO, "digits"},
+        {{"w:int8,g128 a:bf16", NUM_F32}, 32, 256, KERN_ACT_AUTO, "digits"},
+        {{"w:int4,g128 a:bf16", NUM_BF16}, 40, 256, KERN_ACT_AUTO, "multiple of 16"},
+        {{"w:int4,g128 a:bf16", NUM_BF16}, 32, 192, KERN_ACT_AUTO, "multiple of 128"},
+        {{"w:int4,g48 a:bf16", NUM_BF16}, 32, 384, KERN_ACT_AUTO, "multiple of 32"},
+        {{"w:int4,g128 a:bf16", NUM_BF16}, 32, 256, KERN_ACT_SPEC, "f32"},
+        {{"w:int4,g128 a:bf16", NUM_BF16}, 32, 256, KERN_ACT_F32, "f32"},
+        {{"w:int4,g128 a:bf16", NUM_BF16}, 32, 256, KERN_ACT_INT8, "int8"},
+        {{"w:fp8_e4m3,channel a:fp8_e4m3,token", NUM_F32}, 32, 256, KERN_ACT_AUTO, "codes"},
+        {{"w:int8,g32 a:bf16", NUM_BF16}, 32, 256, KERN_ACT_AUTO, "multiple of 128"},
+        {{"w:int8,channel,asym a:bf16", NUM_BF16}, 32, 256, KERN_ACT_AUTO, "zero points"},
+        {{"w:mxfp8,g32 a:bf16", NUM_F8_E8M0}, 32, 256, KERN_ACT_AUTO, "blocks"},
+        {{"w:nf4,g64 a:bf16", NUM_F32}, 32, 256, KERN_ACT_AUTO, "table"},
+        {{"w:f16 a:f16", NUM_NONE}, 32, 256, KERN_ACT_AUTO, "no format"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        weights w = {0};
+        add_shard(&w, &cases[i].s, cases[i].N, cases[i].K);
+        left_out(cases[i].s.text, &w, cases[i].act, false, cases[i].why);
+        drop_weights(&w);
+    }
+    weights w = {0};
+    add_shard(&w, &formats[5].s, 32, 256);
+    left_out("expert", &w, KERN_ACT_AUTO, true, "experts");
+    ((int8_t *)(uintptr_t)w.q[0].zeros)[3] = -9;
+    left_out("zero point", &w, KERN_ACT_AUTO, false, "zero points");
+    drop_weights(&w);
+}
+
+/* A fallen-back weight is what it would have been at once, and gives the same products. */
+static void test_fallen_back(void **state)
+{
+    (void)state;
+    weights w = {0};
+    const scheme s = {"w:int4,g128 a:bf16", NUM_F32};
+    add_shard(&w, &s, 32, 256);
+    know_values(&w, true);
+    kern_linear *l = make(&w, KERN_ACT_AUTO, false);
+    assert_true(kern_linear_choice(l, 0)->reference);
+    check_unpack("fallen back", l, &w);
+    const shape one = {2, 256, 32, KERN_FLOW, KERN_STREAM};
+    check_product("fallen back", l, &w, &one);
+    kern_linear_drop(dev, l);
+    drop_weights(&w);
+}
+
+/* ---- odd numbers --------------------------------------------------------------------------------
+ */
+
+static void test_odd_numbers(void **state)
+{
+    (void)state;
+    weights w = {0};
+    const scheme long_scale = {"w:int4,g128 a:bf16", NUM_F32};
+    add_shard(&w, &long_scale, 32, 256); /* f32 that hold bf16, over many powers of two; one zero */
+    float *scales = (float *)(uintptr_t)w.q[0].scales;
+    for (int i = 0; i < 64; i++)
+        scales[i] = ldexpf(bf16(scales[i]), i % 2 ? -30 - i / 2 : -20 - i / 2);
+    scales[9] = 0;
+    scales[11] = -scales[11];
+    know_values(&w, false);
+    kern_linear *l = make(&w, KERN_ACT_AUTO, false);
+    check_choice("f32 scales", l, "packed int4 g128");
+    check_unpack("f32 scales", l, &w);
+    check_products("f32 scales", l, &w);
+    kern_linear_drop(dev, l);
+    drop_weights(&w);
+
+    const scheme mx = {"w:mxfp4,g32 a:bf16", NUM_F8_E8M0};
+    add_shard(&w, &mx, 32, 256); /* an empty block has the smallest scale there is */
+    uint8_t *e8 = (uint8_t *)(uintptr_t)w.q[0].scales, *codes = (uint8_t *)(uintptr_t)w.q[0].codes;
+    e8[3 * 8 + 5] = 0;
+    memset(codes + 3 * 128 + 5 * 16, 0, 16);
+    know_values(&w, false);
+    l = make(&w, KERN_ACT_AUTO, false);
+    check_choice("empty block", l, "packed mxfp4");
+    check_unpack("empty block", l, &w);
+    check_products("empty block", l, &w);
+    kern_linear_drop(dev, l);
+    codes[3 * 128 + 5 * 16] = 1; /* not empty: nothing that is packed holds it */
+    left_out("tiny block", &w, KERN_ACT_AUTO, false, "digits");
+    drop_weights(&w);
+}
+
+/* Results of a row with NaN are NaN, as on the CPU; others are what they were. */
+static void test_nan(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        const scheme s[] = {{"w:int4,g128 a:bf16", NUM_BF16},
+                            {"w:fp8_e4m3,channel a:bf16", NUM_F32},
+                            {"w:int8,channel a:bf16", NUM_F32}};
+        weights w = {0};
+        add_shard(&w, &s[i], 32, 256);
+        uint16_t *half = (uint16_t *)(uintptr_t)w.q[0].scales;
+        if (i == 0) half[2 * 5 + 1] = 0x7fc0;
+        if (i == 1) ((uint8_t *)(uintptr_t)w.q[0].codes)[7 * 256 + 100] = 0xff;
+        if (i == 2) ((float *)(uintptr_t)w.q[0].scales)[9] = NAN;
+        know_values(&w, true);
+        kern_linear *l = make(&w, KERN_ACT_AUTO, false);
+        assert_false(kern_linear_choice(l, 0)->reference);
+        check_products("nan", l, &w);
+        kern_linear_drop(dev, l);
+        drop_weights(&w);
+    }
+}
+
+static int close_all(void **state)
+{
+    (void)state;
+    kern_close(dev);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_formats),     cmocka_unit_test(test_many),
+        cmocka_unit_test(test_pieces),      cmocka_unit_test(test_shards),
+        cmocka_unit_test(test_arranged),    cmocka_unit_test(test_left_out),
+        cmocka_unit_test(test_fallen_back), cmocka_unit_test(test_odd_numbers),
+        cmocka_unit_test(test_nan),
+    };
+    if (argc > 1) device = argv[1];
+    for (int i = 0; i < MOST_M * (MOST_K + 8); i++)
+        x_host[i] = outlier();
+    open_device(MOST_M);
+    return cmocka_run_group_tests(tests, NULL, close_all);
+}
