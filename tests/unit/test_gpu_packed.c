@@ -3,6 +3,7 @@
  * to the bit, and weights that it must leave to another layout. The device is the first argument
  * ("cuda:0"), without one the emulation. */
 #include "../diff/linear_fixture.h"
+#include "kern/gpu/linear.h"
 
 #define REL_F32  8e-6   /* of the magnitudes: 134 roundings of f32 in a row */
 #define REL_BF16 0x1p-8 /* where wide multiplies by weights rounded to bf16 */
@@ -26,6 +27,7 @@ static void open_device(int64_t rows)
     err e = {0};
     kern_opts o = {.device = device, .threads = 2, .cpu_features = 0};
     CHECK_OK(kern_open(&dev, &o, &e));
+    gpu__of(dev)->only = &gpu__layout_packed;
     CHECK_OK(kern_reserve(dev, rows, MOST_K, MOST_N, &e));
     float *p = xmalloc(sizeof *p * WIDTH);
     for (int i = 0; i < WIDTH; i++)
@@ -147,11 +149,28 @@ static bool agrees(kern_lanes_kind kind, float got, double want, double tol)
     return got >= bf16((float)(want - tol)) && got <= bf16((float)(want + tol));
 }
 
+/* Row m as it is multiplied. */
+static void input_row(const qtensor *q, const shape *s, int64_t m, float *x)
+{
+    kern__act_plan p = {.a = q->spec.a,
+                        .K = q->K,
+                        .Kp = q->K,
+                        .in_scale = q->spec.a.gran == Q_TENSOR ? q->input_scale : 0,
+                        .in_global = q->input_global};
+    for (int64_t k = 0; k < q->K; k++) {
+        x[k] = x_host[m * (MOST_K + 8) + k];
+        if (s->x == KERN_FLOW) x[k] = bf16(x[k]);
+        if (q->pre_scale) x[k] *= q->pre_scale[k];
+        if (!qaxis_quantized(&p.a)) x[k] = bf16(x[k]);
+    }
+    kern__act_emulate(&p, x, q->K);
+}
+
 static void check_product(const char *what, const kern_linear *l, const weights *w, const shape *s)
 {
     const bool rounded = strcmp(device, "emulated") && s->M > 8;
     const double rel = rounded ? REL_BF16 : REL_F32;
-    const float *pre = w->q[0].pre_scale;
+    static float x[MOST_K];
     float *got = multiply(l, s, w->K);
     for (int64_t i = 0; i < (s->M + 2) * s->ldy; i++) {
         const int64_t m = i / s->ldy - 1, n = i % s->ldy;
@@ -160,11 +179,10 @@ static void check_product(const char *what, const kern_linear *l, const weights 
                 fail_msg("%s: [%lld,%lld] was written to", what, (long long)m, (long long)n);
             continue;
         }
+        if (n == 0) input_row(&w->q[0], s, m, x);
         double want = w->bias ? (double)w->bias[n] : 0, mag = fabs(want);
         for (int64_t k = 0; k < w->K; k++) {
-            float x = bf16(x_host[m * (MOST_K + 8) + k]);
-            if (pre) x = bf16((s->x == KERN_FLOW ? x : x_host[m * (MOST_K + 8) + k]) * pre[k]);
-            double t = (double)x * (double)w->value[n * w->K + k];
+            double t = (double)x[k] * (double)w->value[n * w->K + k];
             want += t;
             mag += fabs(t);
         }
@@ -193,7 +211,8 @@ static void check_products(const char *what, const kern_linear *l, const weights
         check_product(what, l, w, &shapes[i]);
 }
 
-static void check_choice(const char *what, const kern_linear *l, const char *layout)
+static void check_choice(const char *what, const kern_linear *l, const char *layout,
+                         const char *act)
 {
     static const char *const rows[] = {"cuda-small", "cuda-small", "cuda-wide", "cuda-wide"};
     for (int b = 0; b < KERN_BUCKETS; b++) {
@@ -201,7 +220,7 @@ static void check_choice(const char *what, const kern_linear *l, const char *lay
         if (strcmp(c->layout, layout) || strcmp(c->row, rows[b]))
             fail_msg("%s, bucket %d: %s from '%s', expected %s from '%s'; refused: %s", what, b,
                      c->row, c->layout, rows[b], layout, c->refused);
-        assert_string_equal(c->act, "bf16");
+        assert_string_equal(c->act, act);
         assert_false(c->reference);
     }
 }
@@ -248,7 +267,7 @@ static void test_formats(void **state)
             add_shard(&w, &formats[i].s, sizes[j][0], sizes[j][1]);
             know_values(&w, j != 1);
             kern_linear *l = make(&w, j == 2 ? KERN_ACT_BF16 : KERN_ACT_AUTO, false);
-            check_choice(formats[i].s.text, l, formats[i].layout);
+            check_choice(formats[i].s.text, l, formats[i].layout, "bf16");
             check_unpack(formats[i].s.text, l, &w);
             check_products(formats[i].s.text, l, &w);
             kern_linear_drop(dev, l);
@@ -311,7 +330,7 @@ static void test_shards(void **state)
             w.q[j].global[0] = 0.1f * (float)(j + 1);
         know_values(&w, true);
         kern_linear *l = make(&w, KERN_ACT_AUTO, false);
-        check_choice("shards", l, i == 2 ? "packed nvfp4" : "packed int4 g128");
+        check_choice("shards", l, i == 2 ? "packed nvfp4" : "packed int4 g128", "bf16");
         check_unpack("shards", l, &w);
         check_products("shards", l, &w);
         kern_linear_drop(dev, l);
@@ -341,12 +360,48 @@ static void test_arranged(void **state)
         }
         know_values(&w, false);
         kern_linear *l = make(&w, KERN_ACT_AUTO, false);
-        check_choice("arranged", l, "packed int4 g128");
+        check_choice("arranged", l, "packed int4 g128", "bf16");
         check_unpack("arranged", l, &w);
         check_products("arranged", l, &w);
         kern_linear_drop(dev, l);
         for (int j = 0; j < 3; j++)
             w.q[j].g_idx = NULL, w.q[j].pre_scale = NULL;
+        drop_weights(&w);
+    }
+}
+
+/* Inputs that the checkpoint wants quantized, with columns scaled before and not. */
+static void test_rules(void **state)
+{
+    (void)state;
+    static const held rules[] = {
+        {{"w:nvfp4,g16 a:nvfp4,g16", NUM_F8_E4M3}, "packed nvfp4"},
+        {{"w:mxfp4,g32 a:mxfp4,g32", NUM_F8_E8M0}, "packed mxfp4"},
+        {{"w:int4,g128 a:mxfp8,g32", NUM_BF16}, "packed int4 g128"},
+    };
+    float pre[384];
+    for (int k = 0; k < 384; k++)
+        pre[k] = (float)(0.5 + uniform());
+    for (size_t i = 0; i < 2 * sizeof rules / sizeof *rules; i++) {
+        const held *h = &rules[i / 2];
+        weights w = {0};
+        buf text = {0};
+        add_shard(&w, &h->s, 32, 384);
+        add_shard(&w, &h->s, 16, 384);
+        for (int j = 0; j < 2; j++) {
+            w.q[j].pre_scale = i % 2 ? pre : NULL;
+            if (strstr(h->s.text, "a:nvfp4")) w.q[j].input_global = 0.0123f;
+            if (strstr(h->s.text, "tensor")) w.q[j].input_scale = 0.05f;
+        }
+        know_values(&w, true);
+        qaxis_format(&w.q[0].spec.a, &text);
+        kern_linear *l = make(&w, KERN_ACT_AUTO, false);
+        check_choice(h->s.text, l, h->layout, text.data);
+        check_unpack(h->s.text, l, &w);
+        check_products(h->s.text, l, &w);
+        kern_linear_drop(dev, l);
+        buf_free(&text);
+        w.q[0].pre_scale = w.q[1].pre_scale = NULL;
         drop_weights(&w);
     }
 }
@@ -382,7 +437,12 @@ static void test_left_out(void **state)
         {{"w:int4,g128 a:bf16", NUM_BF16}, 32, 256, KERN_ACT_SPEC, "f32"},
         {{"w:int4,g128 a:bf16", NUM_BF16}, 32, 256, KERN_ACT_F32, "f32"},
         {{"w:int4,g128 a:bf16", NUM_BF16}, 32, 256, KERN_ACT_INT8, "int8"},
-        {{"w:fp8_e4m3,channel a:fp8_e4m3,token", NUM_F32}, 32, 256, KERN_ACT_AUTO, "codes"},
+        {{"w:fp8_e4m3,block128x128 a:fp8_e4m3,group128", NUM_F32},
+         32,
+         256,
+         KERN_ACT_AUTO,
+         "groups"},
+        {{"w:nvfp4,g16 a:nvfp4,g16", NUM_F8_E4M3}, 32, 256, KERN_ACT_AUTO, "not given"},
         {{"w:int8,g32 a:bf16", NUM_BF16}, 32, 256, KERN_ACT_AUTO, "multiple of 128"},
         {{"w:int8,channel,asym a:bf16", NUM_BF16}, 32, 256, KERN_ACT_AUTO, "zero points"},
         {{"w:mxfp8,g32 a:bf16", NUM_F8_E8M0}, 32, 256, KERN_ACT_AUTO, "blocks"},
@@ -436,7 +496,7 @@ static void test_odd_numbers(void **state)
     scales[11] = -scales[11];
     know_values(&w, false);
     kern_linear *l = make(&w, KERN_ACT_AUTO, false);
-    check_choice("f32 scales", l, "packed int4 g128");
+    check_choice("f32 scales", l, "packed int4 g128", "bf16");
     check_unpack("f32 scales", l, &w);
     check_products("f32 scales", l, &w);
     kern_linear_drop(dev, l);
@@ -449,7 +509,7 @@ static void test_odd_numbers(void **state)
     memset(codes + 3 * 128 + 5 * 16, 0, 16);
     know_values(&w, false);
     l = make(&w, KERN_ACT_AUTO, false);
-    check_choice("empty block", l, "packed mxfp4");
+    check_choice("empty block", l, "packed mxfp4", "bf16");
     check_unpack("empty block", l, &w);
     check_products("empty block", l, &w);
     kern_linear_drop(dev, l);
@@ -493,9 +553,9 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_formats),     cmocka_unit_test(test_many),
         cmocka_unit_test(test_pieces),      cmocka_unit_test(test_shards),
-        cmocka_unit_test(test_arranged),    cmocka_unit_test(test_left_out),
-        cmocka_unit_test(test_fallen_back), cmocka_unit_test(test_odd_numbers),
-        cmocka_unit_test(test_nan),
+        cmocka_unit_test(test_arranged),    cmocka_unit_test(test_rules),
+        cmocka_unit_test(test_left_out),    cmocka_unit_test(test_fallen_back),
+        cmocka_unit_test(test_odd_numbers), cmocka_unit_test(test_nan),
     };
     if (argc > 1) device = argv[1];
     for (int i = 0; i < MOST_M * (MOST_K + 8); i++)

@@ -87,13 +87,15 @@ typedef struct gpu_dev {
         int64_t k;           /* the widest of them */
         void *work;          /* of wide, for so many rows */
         int64_t rows;
-        void *x; /* bf16 [x_rows, k]: inputs that come otherwise */
+        void *x;      /* bf16 [x_rows, k]: inputs that come otherwise */
+        float *scale; /* [x_rows] of codes of them */
         int64_t x_rows;
     } packed;
+    const struct gpu_layout *only; /* tests: beside it, only the last layout is asked */
     void *attention_work;
-    void *comm;                /* of several GPUs that run one model; NULL where it is alone */
-    pthread_mutex_t launching; /* held while a step is launched */
-    unsigned long long *clipped;      /* on the device */
+    void *comm;                  /* of several GPUs that run one model; NULL where it is alone */
+    pthread_mutex_t launching;   /* held while a step is launched */
+    unsigned long long *clipped; /* on the device */
     unsigned long long *clipped_seen; /* pinned */
     gpu_step step;                    /* the one being written down, if it has no name */
     gpu_step **known;

@@ -294,6 +294,7 @@ static int choose(gpu_dev *g, const kern_linear_desc *d, gpu_linear *l,
 {
     for (int i = 0; i < gpu_n_layouts; i++) {
         const gpu_layout *y = gpu_layouts[i];
+        if (g->only && y != g->only && i < gpu_n_layouts - 1) continue;
         const char *why = y->refuse(g, d);
         if (why) note_all(choice, y->name, why);
         if (why || !rows_for(g, y, d, l, choice)) continue;

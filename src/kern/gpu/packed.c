@@ -1,7 +1,6 @@
 /* The layout "packed": weights in the formats of cuda/format.cuh, of which one copy serves both
- * small (up to 8 rows) and wide (more). Inputs are bf16; a linear whose inputs must be something
- * else (codes, f32) goes to another layout, and so does one whose scales the format does not hold
- * to the last digit: nothing is rounded here.
+ * small (up to 8 rows) and wide (more). Inputs are bf16; a linear whose input bf16 does not hold
+ * goes to another layout, and so does one whose scales the format does not hold to the last digit.
  *
  * Neighbouring shards of the same format and input lie behind one another and are one product. The
  * scale of a whole row is its col_scale; scales of groups that are a multiple of the format's are
@@ -16,6 +15,15 @@
 #define MOST_ROWS 4096 /* of one product of wide */
 #define COPY_ROWS 512  /* of an input that is rearranged */
 
+/* What becomes of an input first; all end as bf16, which holds what the rules of checkpoints leave.
+ */
+typedef enum becomes {
+    AS_IT_IS,
+    VALUES, /* what op act_run makes of it: in another order, scaled, MX */
+    SHARED, /* the same, less a factor that all rows have: NVFP4 with a given scale */
+    CODES   /* of op quant, less a factor of each row: FP8, int8 */
+} becomes;
+
 typedef struct part { /* one product */
     small_format format;
     int shard0, shards;
@@ -24,8 +32,12 @@ typedef struct part { /* one product */
     float *col; /* NULL = ones */
     size_t w_bytes;
     int32_t *perm; /* host */
-    bool arranged; /* its input is, as act says */
-    gpu_act act;
+    becomes input;
+    gpu_act act;      /* for op act_run */
+    gpu_codes codes;  /* CODES: its code and given scale */
+    float over;       /* SHARED: 1 / the factor */
+    float *row_scale; /* [COPY_ROWS] of the factor */
+    char text[48];    /* what becomes of the input, for reports */
 } part;
 typedef struct packed {
     int n;
@@ -92,7 +104,9 @@ static bool same_array(const void *a, const void *b, int64_t n)
 }
 static bool same_input(const qtensor *a, const qtensor *b)
 {
-    return same_array(a->g_idx, b->g_idx, a->K) && same_array(a->pre_scale, b->pre_scale, a->K);
+    return same_array(a->g_idx, b->g_idx, a->K) && same_array(a->pre_scale, b->pre_scale, a->K) &&
+           qaxis_equal(&a->spec.a, &b->spec.a) && a->input_scale == b->input_scale &&
+           a->input_zero == b->input_zero && a->input_global == b->input_global;
 }
 
 /* zeros: weights of int4 may have them. */
@@ -117,12 +131,38 @@ static const char *plan(const kern_linear_desc *d, bool zeros, packed *p)
     return NULL;
 }
 
+/* Does the checkpoint's rule for inputs hold? */
+static bool by_rule(const kern_linear_desc *d, const qtensor *q)
+{
+    return d->act == KERN_ACT_AUTO && qaxis_quantized(&q->spec.a);
+}
+
+/* Bits of what a rule leaves: with its scale, or less a factor of rows, bf16 holds it. */
+static const char *rule_of(const qtensor *q, becomes *out)
+{
+    const qaxis *a = &q->spec.a;
+    const bool integer = num_infos[a->type].kind == 'I';
+    *out = VALUES;
+    if (a->scale == QS_MX) return NULL;
+    *out = SHARED;
+    if (a->type == NUM_F4_E2M1)
+        return q->input_global > 0 ? NULL : "its input becomes NVFP4 of a scale that is not given";
+    *out = CODES;
+    if (a->type != NUM_F8_E4M3 && a->type != NUM_I8)
+        return "its input becomes codes of no operator";
+    if (integer && (a->asym || q->input_zero != 0)) return "its input has a zero point";
+    return a->gran == Q_GROUP ? "its input has scales of groups" : NULL;
+}
+
 static const char *input_refuse(const kern_linear_desc *d)
 {
+    becomes ignored;
     if (d->act == KERN_ACT_SPEC || d->act == KERN_ACT_F32) return "its input is f32";
     if (d->act == KERN_ACT_INT8) return "its input is int8";
-    for (int i = 0; d->act == KERN_ACT_AUTO && i < d->n_shards; i++)
-        if (qaxis_quantized(&d->shard[i]->spec.a)) return "its input becomes codes";
+    for (int i = 0; i < d->n_shards; i++) {
+        const char *why = by_rule(d, d->shard[i]) ? rule_of(d->shard[i], &ignored) : NULL;
+        if (why) return why;
+    }
     return NULL;
 }
 
@@ -338,21 +378,59 @@ static bool has_zeros(const kern_linear_desc *d)
     return false;
 }
 
+/* Where rows are rearranged and scaled alone, the rule itself is for op quant. */
+static void plan_input(const kern_linear_desc *d, const qtensor *q, part *p)
+{
+    const qaxis *a = &q->spec.a;
+    const bool moved = q->g_idx || q->pre_scale;
+    p->input = moved ? VALUES : AS_IT_IS;
+    p->act = (gpu_act){.a_type = NUM_NONE, .K = q->K, .Kp = q->K};
+    snprintf(p->text, sizeof p->text, "bf16");
+    if (!by_rule(d, q)) return;
+    buf text = {0};
+    qaxis_format(a, &text);
+    snprintf(p->text, sizeof p->text, "%s", text.data);
+    buf_free(&text);
+    rule_of(q, &p->input);
+    if (p->input == CODES) {
+        p->codes.code = a->type == NUM_I8 ? GPU_INT8 : GPU_E4M3;
+        p->codes.fixed = a->gran == Q_TENSOR && q->input_scale > 0 ? q->input_scale : 0;
+        return;
+    }
+    p->act.a_type = a->type;
+    p->act.a_gran = a->gran;
+    p->act.a_scale = a->scale;
+    p->act.a_group = a->gran == Q_GROUP ? a->group : 0;
+    p->act.in_scale = q->input_scale;
+    p->act.in_zero = q->input_zero;
+    p->act.in_global = q->input_global;
+    if (p->input == SHARED) p->over = 1.0f / q->input_global;
+}
+
 /* What becomes of the input, and the order of columns. */
 static int settle_input(gpu_dev *g, const kern_linear_desc *d, part *p, err *e)
 {
     const qtensor *q = d->shard[p->shard0];
     const size_t bytes = (size_t)q->K * 4;
     int rc = 0;
-    void *perm = NULL, *pre = NULL;
-    if (!q->g_idx && !q->pre_scale) return 0;
+    void *mem = NULL;
+    float factor[COPY_ROWS];
+    plan_input(d, q, p);
     if (q->g_idx) {
         TRY(kern__sort_columns(q, &p->perm, d->name ? d->name : "linear", e));
-        TRY(gpu__keep(g, &perm, p->perm, bytes, e));
+        TRY(gpu__keep(g, &mem, p->perm, bytes, e));
+        p->act.perm = mem;
     }
-    if (q->pre_scale) TRY(gpu__keep(g, &pre, q->pre_scale, bytes, e));
-    p->act = (gpu_act){.a_type = NUM_NONE, .perm = perm, .pre_scale = pre, .K = q->K, .Kp = q->K};
-    p->arranged = true;
+    if (q->pre_scale) {
+        TRY(gpu__keep(g, &mem, q->pre_scale, bytes, e));
+        p->act.pre_scale = mem;
+    }
+    if (p->input == SHARED) {
+        for (int i = 0; i < COPY_ROWS; i++)
+            factor[i] = 1.0f / p->over;
+        TRY(gpu__keep(g, &mem, factor, sizeof factor, e));
+        p->row_scale = mem;
+    }
 out:
     return rc;
 }
@@ -409,8 +487,11 @@ static int widen(gpu_dev *g, int64_t rows, int64_t k, err *e)
     const int64_t copies = rows < COPY_ROWS ? rows : COPY_ROWS;
     const size_t work = g->api->wide_work_bytes((int)k, (int)rows), x = (size_t)(copies * k) * 2;
     int rc = 0;
+    void *scale = NULL;
     TRY(gpu__keep(g, &r->work, NULL, work, e));
     TRY(gpu__keep(g, &r->x, NULL, x, e));
+    TRY(gpu__keep(g, &scale, NULL, sizeof(float) * (size_t)copies, e));
+    r->scale = scale;
     g->pub.scratch_bytes += work + x;
     r->rows = rows;
     r->x_rows = copies;
@@ -521,7 +602,7 @@ static void packed_choice(const gpu_linear *l, int bucket, kern_choice *out)
     const packed *p = l->own;
     (void)bucket;
     out->layout = names[p->part[0].format];
-    snprintf(out->act, sizeof out->act, "bf16");
+    snprintf(out->act, sizeof out->act, "%s", p->part[0].text);
 }
 
 /* ---- running ------------------------------------------------------------------------------------
@@ -536,6 +617,7 @@ static int early(const gpu_dev *g)
 typedef struct input {
     const void *x; /* bf16 */
     int64_t ldx;
+    const float *row_scale;
 } input;
 
 static bool fits(gpu_x x, int64_t ldx)
@@ -546,18 +628,32 @@ static bool fits(gpu_x x, int64_t ldx)
 /* M rows as the kernels take them. */
 static input take_input(gpu_dev *g, const part *p, gpu_x x, int64_t ldx, int64_t M, int64_t K)
 {
+    struct gpu_packed_room *r = &g->packed;
     if (M == 1 && ldx % 8) ldx = K;
-    if (!p->arranged && fits(x, ldx)) return (input){x.p, ldx};
-    gpu_copy copy = {.from = x, .to = {g->packed.x, GPU_BF16}, .ldf = ldx, .ldt = K, .n = K};
-    copy.rows = M;
-    if (p->arranged) {
+    if (p->input == AS_IT_IS && fits(x, ldx)) return (input){x.p, ldx, NULL};
+    if (p->input == VALUES || p->input == SHARED || p->act.perm || p->act.pre_scale) {
         gpu_act_run a = {.plan = p->act, .x = x, .ldx = ldx, .M = M, .out = g->act_scratch};
         gpu__push(g, GPU_OP_act_run, &a, sizeof a);
-        copy.from = (gpu_x){g->act_scratch, GPU_F32};
-        copy.ldf = K;
+        x = (gpu_x){g->act_scratch, GPU_F32};
+        ldx = K;
     }
+    if (p->input == CODES) {
+        gpu_quant a = {.x = x, .ld = ldx, .T = M, .K = K, .to = p->codes};
+        a.to.as_bf16 = true;
+        a.to.p = r->x;
+        a.to.ld = K;
+        a.to.scale = r->scale;
+        a.to.scale_row = 1;
+        gpu__push(g, GPU_OP_quant, &a, sizeof a);
+        return (input){r->x, K, r->scale};
+    }
+    if (p->input == SHARED) { /* bf16 holds a code times its E4M3; the rounding is taken back */
+        gpu_scale a = {x, p->over, M * K};
+        gpu__push(g, GPU_OP_scale, &a, sizeof a);
+    }
+    gpu_copy copy = {.from = x, .to = {r->x, GPU_BF16}, .ldf = ldx, .ldt = K, .n = K, .rows = M};
     gpu__push(g, GPU_OP_copy, &copy, sizeof copy);
-    return (input){g->packed.x, K};
+    return (input){r->x, K, p->input == SHARED ? p->row_scale : NULL};
 }
 
 static void push_small(gpu_dev *g, const packed *own, const part *p, input in, int64_t M, gpu_x y,
@@ -568,6 +664,7 @@ static void push_small(gpu_dev *g, const packed *own, const part *p, input in, i
                     .x = in.x,
                     .y = y.p,
                     .y_bf16 = y.type == GPU_BF16,
+                    .row_scale = in.row_scale,
                     .col_scale = p->col,
                     .bias = own->bias ? own->bias + p->row0 : NULL,
                     .ldx = in.ldx,
@@ -588,6 +685,7 @@ static void push_wide(gpu_dev *g, const packed *own, const part *p, input in, in
                    .work = g->packed.work,
                    .y = y.p,
                    .y_bf16 = y.type == GPU_BF16,
+                   .row_scale = in.row_scale,
                    .col_scale = p->col,
                    .bias = own->bias ? own->bias + p->row0 : NULL,
                    .ldx = in.ldx,
@@ -607,7 +705,8 @@ static void run_part(gpu_dev *g, const gpu_linear *l, const part *p, const float
     const gpu_x in = gpu__x(g, x), out = gpu__x(g, y + p->row0);
     wide = wide && ldy % 4 == 0 && (uintptr_t)out.p % 16 == 0;
     int64_t most = wide ? g->packed.rows : SMALL_MAX_M;
-    if ((p->arranged || !fits(in, ldx)) && most > g->packed.x_rows) most = g->packed.x_rows;
+    if ((p->input != AS_IT_IS || !fits(in, ldx)) && most > g->packed.x_rows)
+        most = g->packed.x_rows;
     for (int64_t m = 0; m < M; m += most) {
         const int64_t n = M - m < most ? M - m : most;
         const input piece = take_input(g, p, gpu__x(g, x + m * ldx), ldx, n, l->K);
