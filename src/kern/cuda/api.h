@@ -313,13 +313,13 @@ typedef struct gpu_glu_quant { /* out = act(gate) * up, codes of out; out as in 
     gpu_codes to;
 } gpu_glu_quant;
 /* head_rmsnorm of q and k (q_norm, k_norm NULL: none), rope of both, store of k and v: as the three
- * operators one after the other. q_out (may be q) gets q times q_factor; k and v stay as they are.
- */
+ * operators one after the other. q_out (may be q) gets q times q_factor; k stays as it is unless
+ * keep_k: then it is what was stored. */
 typedef struct gpu_rope_store {
     gpu_x q, k, v, q_out;
     int64_t ldq, ldk, ldv, ldo;
     int H, Hk, D, rot_dim;
-    bool pairs, norm_by_head;
+    bool pairs, norm_by_head, keep_k;
     const float *cosv, *sinv; /* [T, rot_dim/2]; rot_dim 0: NULL */
     const float *q_norm, *k_norm;
     float eps, q_factor;

@@ -8,8 +8,6 @@
 #include <float.h>
 #include "kern/cuda/plain_rows.cuh"
 
-#define FULL 0xffffffffu
-
 static __device__ __forceinline__ int my_lane(void)
 {
     return (int)threadIdx.x % 32;

@@ -1,55 +1,22 @@
-/* Plain kernels: norms. A block has a row of x, a warp has a head. Each thread reads again what it
- * read, and writes it after all have read: x and out may be the same. Sums are in f32; variance is
- * that of the distances from the mean, as in the plain C twin. */
-#include "kern/cuda/plain_rows.cuh"
+/* Plain kernels: norms. A block has a row of x (RMS norms: plain_norm.cuh), a warp has a head. Each
+ * thread reads again what it read, and writes it after all have read: x and out may be the same.
+ * Sums are in f32; variance is that of the distances from the mean, as in the plain C twin. */
+#include "kern/cuda/plain_norm.cuh"
 
-static __device__ __forceinline__ float norm_factor(float ss, int64_t n, float eps)
-{
-    return 1.0f / sqrtf(ss / (float)n + eps);
-}
-
-static __global__ void __launch_bounds__(ROW_THREADS, 1) rmsnorm_kernel(const gpu_norm a)
-{
-    for (int64_t t = blockIdx.x; t < a.T; t += gridDim.x) {
-        int64_t at = t * a.K;
-        float ss = 0;
-        for (int64_t i = threadIdx.x; i < a.K; i += blockDim.x) {
-            float v = lane(a.x, at + i);
-            ss += v * v;
-        }
-        float r = norm_factor(block_sum(ss), a.K, a.eps);
-        for (int64_t i = threadIdx.x; i < a.K; i += blockDim.x)
-            put_lane(a.out, at + i, lane(a.x, at + i) * r * a.w[i]);
-    }
-}
 extern "C" const char *cuda_rmsnorm(const void *args_, void *stream)
 {
     const gpu_norm *a = (const gpu_norm *)args_;
-    if (!a->T || !a->K) return NULL;
-    return LAUNCH(rmsnorm_kernel, blocks_for(a->T, 1), ROW_THREADS, 0, stream, *a);
+    gpu_norm_quant n = {};
+    n.x = a->x, n.out = a->out, n.w = a->w, n.eps = a->eps, n.T = a->T, n.K = a->K;
+    return launch_norm<false>(n, stream);
 }
 
-/* The norm is that of x as it is stored. */
-static __global__ void __launch_bounds__(ROW_THREADS, 1) add_rmsnorm_kernel(const gpu_add_norm a)
-{
-    for (int64_t t = blockIdx.x; t < a.T; t += gridDim.x) {
-        int64_t at = t * a.K;
-        float ss = 0;
-        for (int64_t i = threadIdx.x; i < a.K; i += blockDim.x) {
-            put_lane(a.x, at + i, lane(a.x, at + i) + lane(a.y, at + i));
-            float v = lane(a.x, at + i);
-            ss += v * v;
-        }
-        float r = norm_factor(block_sum(ss), a.K, a.eps);
-        for (int64_t i = threadIdx.x; i < a.K; i += blockDim.x)
-            put_lane(a.out, at + i, lane(a.x, at + i) * r * a.w[i]);
-    }
-}
 extern "C" const char *cuda_add_rmsnorm(const void *args_, void *stream)
 {
     const gpu_add_norm *a = (const gpu_add_norm *)args_;
-    if (!a->T || !a->K) return NULL;
-    return LAUNCH(add_rmsnorm_kernel, blocks_for(a->T, 1), ROW_THREADS, 0, stream, *a);
+    gpu_norm_quant n = {};
+    n.x = a->x, n.y = a->y, n.out = a->out, n.w = a->w, n.eps = a->eps, n.T = a->T, n.K = a->K;
+    return launch_norm<false>(n, stream);
 }
 
 static __global__ void __launch_bounds__(ROW_THREADS, 1) layernorm_kernel(const gpu_norm a)
@@ -88,6 +55,8 @@ extern "C" const char *cuda_layernorm(const void *args_, void *stream)
 static __global__ void __launch_bounds__(ROW_THREADS)
     head_norm_kernel(const gpu_head_norm a, bool centred)
 {
+    pdl_go();
+    pdl_wait();
     FOR_HEADS(i, t, h, a.T, a.H)
     {
         int64_t at = t * a.ld + h * a.D;
@@ -110,8 +79,9 @@ static __global__ void __launch_bounds__(ROW_THREADS)
 static const char *head_norm(const gpu_head_norm *a, bool centred, void *stream)
 {
     if (!a->T || !a->H || !a->D) return NULL;
-    return LAUNCH(head_norm_kernel, blocks_for(a->T * a->H, ROW_THREADS / 32), ROW_THREADS, 0,
-                  stream, *a, centred);
+    int64_t heads = a->T * a->H, warps = heads < 2048 ? 2 : ROW_THREADS / 32;
+    return LAUNCH_EARLY(head_norm_kernel, blocks_for(heads, warps), (unsigned)(32 * warps), 0,
+                        stream, *a, centred);
 }
 extern "C" const char *cuda_head_rmsnorm(const void *args_, void *stream)
 {

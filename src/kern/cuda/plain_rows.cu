@@ -1,25 +1,28 @@
 /* Plain kernels that treat lanes one by one: rotary positions, feed-forward functions, sums, gates,
- * copies. A thread has a lane (rotary: a pair) of a row. */
+ * copies. A thread has a lane (rotary: a pair) or eight of a row. */
 #include "kern/cuda/plain_rows.cuh"
 
 /* ---- rotary positions ---------------------------------------------------------------------------
  */
 /* Heads of q, then those of k. */
-static __global__ void __launch_bounds__(ROW_THREADS, 1) rope_kernel(const gpu_rope a, int heads)
+static __global__ void __launch_bounds__(ROW_THREADS, 1) rope_kernel(const gpu_rope a, int pairs)
 {
+    pdl_go();
+    pdl_wait();
     int half = a.rot_dim / 2;
-    FOR_LANES(t, i, (int64_t)heads * half, a.T)
-    {
-        int h = (int)(i / half), p = (int)(i % half);
-        bool is_k = h >= a.H;
-        gpu_x x = is_k ? a.k : a.q;
-        int64_t at = is_k ? t * a.ldk + (int64_t)(h - a.H) * a.D : t * a.ldq + (int64_t)h * a.D;
-        int64_t one = at + (a.pairs ? 2 * p : p), two = a.pairs ? one + 1 : one + half;
-        float u = lane(x, one), v = lane(x, two), c = a.cosv[t * half + p],
-              s = a.sinv[t * half + p];
-        put_lane(x, one, u * c - v * s);
-        put_lane(x, two, v * c + u * s);
-    }
+    for (int64_t t = blockIdx.y; t < a.T; t += gridDim.y)
+        for (int i = (int)(blockIdx.x * blockDim.x + threadIdx.x); i < pairs;
+             i += (int)(gridDim.x * blockDim.x)) {
+            int h = i / half, p = i % half;
+            bool is_k = h >= a.H;
+            gpu_x x = is_k ? a.k : a.q;
+            int64_t at = is_k ? t * a.ldk + (int64_t)(h - a.H) * a.D : t * a.ldq + (int64_t)h * a.D;
+            int64_t one = at + (a.pairs ? 2 * p : p), two = a.pairs ? one + 1 : one + half;
+            float u = lane(x, one), v = lane(x, two);
+            turn(&u, &v, a.cosv[t * half + p], a.sinv[t * half + p]);
+            put_lane(x, one, u);
+            put_lane(x, two, v);
+        }
 }
 extern "C" const char *cuda_rope(const void *args_, void *stream)
 {
@@ -28,7 +31,8 @@ extern "C" const char *cuda_rope(const void *args_, void *stream)
     int heads = a.H + (a.k.p ? a.Hk : 0);
     int64_t n = (int64_t)heads * (a.rot_dim / 2);
     if (!a.T || !n) return NULL;
-    return LAUNCH(rope_kernel, grid_for(n, a.T), ROW_THREADS, 0, stream, a, heads);
+    if (n > INT32_MAX / 2) return "rope: rows of more than 2^30 lanes";
+    return LAUNCH_EARLY(rope_kernel, grid_for(n, a.T), ROW_THREADS, 0, stream, a, (int)n);
 }
 
 static __global__ void __launch_bounds__(ROW_THREADS, 1) rope_fill_kernel(const gpu_rope_fill a)
@@ -51,13 +55,19 @@ extern "C" const char *cuda_rope_fill(const void *args_, void *stream)
 
 /* ---- feed-forward -------------------------------------------------------------------------------
  */
-static __global__ void __launch_bounds__(ROW_THREADS, 1) glu_kernel(const gpu_glu a)
+static __global__ void __launch_bounds__(ROW_THREADS, 1) glu_kernel(const gpu_glu a, bool wide)
 {
-    FOR_LANES(t, i, a.F, a.T)
+    pdl_go();
+    pdl_wait();
+    FOR_UNITS(t, i, n, a.F, a.T)
     {
-        float x = lane(a.x, t * a.ld + i);
-        float y = a.gated ? gated(a.act, x, lane(a.x, t * a.ld + a.F + i)) : activate(a.act, x);
-        put_lane(a.out, t * a.ldo + i, y);
+        float v[8], u[8];
+        get8(a.x, t * a.ld + i, n, wide, v);
+        if (a.gated) get8(a.x, t * a.ld + a.F + i, n, wide, u);
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            v[j] = a.gated ? gated(a.act, v[j], u[j]) : activate(a.act, v[j]);
+        put8(a.out, t * a.ldo + i, n, wide, v);
     }
 }
 extern "C" const char *cuda_glu(const void *args_, void *stream)
@@ -65,20 +75,35 @@ extern "C" const char *cuda_glu(const void *args_, void *stream)
     const gpu_glu *a = (const gpu_glu *)args_;
     if (!a->T || !a->F) return NULL;
     if (a->act < 0 || a->act >= KERN_GLU_COUNT) return "glu: no such function";
-    return LAUNCH(glu_kernel, grid_for(a->F, a->T), ROW_THREADS, 0, stream, *a);
+    bool wide = wide_rows(a->x, a->ld, a->F) && wide_rows(a->out, a->ldo, a->F);
+    unsigned threads = unit_threads(a->F, a->T);
+    return LAUNCH_EARLY(glu_kernel, unit_grid(a->F, a->T, threads), threads, 0, stream, *a, wide);
 }
 
 /* ---- sums and factors ---------------------------------------------------------------------------
  */
-static __global__ void __launch_bounds__(ROW_THREADS, 1) add_kernel(const gpu_add a)
+static __global__ void __launch_bounds__(ROW_THREADS, 1) add_kernel(const gpu_add a, bool wide)
 {
-    FOR_LANES(t, i, a.n, 1)
-    put_lane(a.x, i, lane(a.x, i) + a.s * lane(a.y, i));
+    pdl_go();
+    pdl_wait();
+    FOR_UNITS(t, i, n, a.n, 1)
+    {
+        float v[8], y[8];
+        get8(a.x, i, n, wide, v);
+        get8(a.y, i, n, wide, y);
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            v[j] = __fadd_rn(v[j], __fmul_rn(a.s, y[j]));
+        put8(a.x, i, n, wide, v);
+    }
 }
 extern "C" const char *cuda_add(const void *args_, void *stream)
 {
     const gpu_add *a = (const gpu_add *)args_;
-    return a->n ? LAUNCH(add_kernel, grid_for(a->n, 1), ROW_THREADS, 0, stream, *a) : NULL;
+    if (!a->n) return NULL;
+    bool wide = wide_rows(a->x, 8, 8) && wide_rows(a->y, 8, 8);
+    unsigned threads = unit_threads(a->n, 1);
+    return LAUNCH_EARLY(add_kernel, unit_grid(a->n, 1, threads), threads, 0, stream, *a, wide);
 }
 
 static __global__ void __launch_bounds__(ROW_THREADS, 1) scale_kernel(const gpu_scale a)
@@ -138,17 +163,24 @@ extern "C" const char *cuda_far(const void *args_, void *stream)
 
 /* ---- copies -------------------------------------------------------------------------------------
  */
-static __global__ void __launch_bounds__(ROW_THREADS, 1) copy_kernel(const gpu_copy a)
+static __global__ void __launch_bounds__(ROW_THREADS, 1) copy_kernel(const gpu_copy a, bool wide)
 {
-    FOR_LANES(r, i, a.n, a.rows)
+    pdl_go();
+    pdl_wait();
+    FOR_UNITS(r, i, n, a.n, a.rows)
     {
+        float v[8];
         int64_t from = a.ids ? a.ids[r] : r;
-        put_lane(a.to, r * a.ldt + i, lane(a.from, from * a.ldf + i));
+        get8(a.from, from * a.ldf + i, n, wide, v);
+        put8(a.to, r * a.ldt + i, n, wide, v);
     }
 }
 extern "C" const char *cuda_copy(const void *args_, void *stream)
 {
     const gpu_copy *a = (const gpu_copy *)args_;
     if (!a->rows || !a->n) return NULL;
-    return LAUNCH(copy_kernel, grid_for(a->n, a->rows), ROW_THREADS, 0, stream, *a);
+    bool wide = wide_rows(a->from, a->ldf, a->n) && wide_rows(a->to, a->ldt, a->n);
+    unsigned threads = unit_threads(a->n, a->rows);
+    return LAUNCH_EARLY(copy_kernel, unit_grid(a->n, a->rows, threads), threads, 0, stream, *a,
+                        wide);
 }

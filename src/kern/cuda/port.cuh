@@ -10,6 +10,7 @@
 #define KERN_CUDA_PORT_CUH
 #ifdef TARE_EMULATED
 #include "kern/cuda/emulate.h"
+#define LAUNCH_EARLY LAUNCH
 #else
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -33,8 +34,53 @@ static inline const char *launch_error(void)
 {
     return cuda_error(cudaGetLastError());
 }
+/* Can kernels of the current device start early? */
+static inline bool starts_early(void)
+{
+    static int major = 0; /* all devices of a machine are alike in this */
+    int device;
+    if (!major && cudaGetDevice(&device) == cudaSuccess)
+        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    return major >= 9;
+}
+template <class... P, class... A>
+static inline const char *launch_early(void (*kernel)(P...), dim3 grid, dim3 block, size_t smem,
+                                       void *stream, const A &...args)
+{
+    cudaLaunchConfig_t c = {};
+    cudaLaunchAttribute early = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    c.gridDim = grid;
+    c.blockDim = block;
+    c.dynamicSmemBytes = smem;
+    c.stream = (cudaStream_t)stream;
+    c.attrs = &early;
+    c.numAttrs = starts_early() ? 1 : 0;
+    return cuda_error(cudaLaunchKernelEx(&c, kernel, (P)args...));
+}
+/* LAUNCH of a kernel that may start while the one before it in the stream still runs (programmatic
+ * dependent launch). Such a kernel calls pdl_go, then pdl_wait, before anything else: what others
+ * wrote is there after pdl_wait, and nothing may be read or written before it. */
+#define LAUNCH_EARLY(kernel, grid, block, smem, stream, ...)                                       \
+    launch_early(kernel, dim3(grid), dim3(block), (smem), (stream), __VA_ARGS__)
 #endif
 #include "kern/cuda/api.h"
+
+/* The next kernel may start once all blocks have come here. */
+static __device__ __forceinline__ void pdl_go(void)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+/* Until the kernels before this one have ended and their writes are seen. */
+static __device__ __forceinline__ void pdl_wait(void)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 
 /* Bit patterns, so that no half or bf16 type is needed where it is emulated. */
 static __device__ __forceinline__ float bits_f32(uint32_t u)
