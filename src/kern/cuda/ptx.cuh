@@ -103,6 +103,12 @@ PTX void ptx_mbar_arrive_at(uint32_t bar, uint32_t rank)
         "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(ptx_at_rank(bar, rank))
         : "memory");
 }
+/* The same where nothing was written that the other block reads: no fence of the whole device. */
+PTX void ptx_mbar_leave_at(uint32_t bar, uint32_t rank)
+{
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(ptx_at_rank(bar, rank))
+                 : "memory");
+}
 PTX float ptx_get_f32(uint32_t at, uint32_t rank)
 {
     float v;

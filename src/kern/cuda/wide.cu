@@ -13,47 +13,48 @@ typedef struct entry {
     void (*kernel)(const wide_args);
 } entry;
 
-#define ROW(F, W, TOKENS, GROUPS, XB, XS, WS, SHARE)                                               \
+#define ROW(F, W, TOKENS, GROUPS, XB, XS, WS, CHUNK, SHARE)                                        \
     {                                                                                              \
         F, TOKENS, GROUPS, SHARE,                                                                  \
-            wide_shape<W, wide_cfg<TOKENS, GROUPS, XB, XS, WS, SHARE>>::smem, W::base,             \
-            wide_kernel<W, wide_cfg<TOKENS, GROUPS, XB, XS, WS, SHARE>>                            \
+            wide_shape<W, wide_cfg<TOKENS, GROUPS, XB, XS, WS, CHUNK, SHARE>>::smem, W::base,      \
+            wide_kernel<W, wide_cfg<TOKENS, GROUPS, XB, XS, WS, CHUNK, SHARE>>                     \
     }
 #define FOUR_BITS(F, W)                                                                            \
-    ROW(F, W, 16, 4, 8, 4, 7, 1), ROW(F, W, 64, 4, 2, 5, 6, 1), ROW(F, W, 128, 4, 2, 4, 4, 1)
-#define EIGHT_BITS(F, W) ROW(F, W, 16, 4, 8, 4, 5, 1), ROW(F, W, 64, 3, 2, 4, 5, 1)
+    ROW(F, W, 16, 4, 8, 4, 6, 2, 1), ROW(F, W, 64, 4, 2, 5, 6, 2, 1),                              \
+        ROW(F, W, 128, 4, 2, 4, 4, 2, 1)
+#define EIGHT_BITS(F, W) ROW(F, W, 16, 4, 8, 4, 5, 1, 1), ROW(F, W, 64, 3, 2, 4, 5, 1, 1)
 static const entry entries[] = {
-    ROW(SMALL_INT4, w_int4, 16, 2, 8, 4, 10, 1),
-    ROW(SMALL_INT4, w_int4, 16, 3, 8, 4, 8, 1),
-    ROW(SMALL_INT4, w_int4, 16, 4, 8, 4, 8, 1),
-    ROW(SMALL_INT4, w_int4, 32, 2, 4, 4, 10, 1),
-    ROW(SMALL_INT4, w_int4, 32, 3, 4, 4, 8, 1),
-    ROW(SMALL_INT4, w_int4, 32, 4, 4, 4, 8, 1),
-    ROW(SMALL_INT4, w_int4, 64, 2, 2, 6, 10, 1),
-    ROW(SMALL_INT4, w_int4, 64, 3, 2, 6, 8, 1),
-    ROW(SMALL_INT4, w_int4, 64, 4, 2, 5, 7, 1),
-    ROW(SMALL_INT4, w_int4, 128, 4, 2, 4, 5, 1),
-    ROW(SMALL_INT4, w_int4, 128, 4, 2, 4, 5, 2),
-    ROW(SMALL_INT4, w_int4, 256, 2, 1, 6, 4, 1),
-    ROW(SMALL_INT4, w_int4, 256, 2, 1, 6, 4, 2),
-    ROW(SMALL_INT4_128_ZERO, w_int4_zero, 16, 3, 8, 4, 8, 1),
-    ROW(SMALL_INT4_128_ZERO, w_int4_zero, 16, 4, 8, 4, 8, 1),
-    ROW(SMALL_INT4_128_ZERO, w_int4_zero, 32, 4, 4, 4, 8, 1),
-    ROW(SMALL_INT4_128_ZERO, w_int4_zero, 64, 3, 2, 6, 8, 1),
-    ROW(SMALL_INT4_128_ZERO, w_int4_zero, 64, 4, 2, 5, 7, 1),
-    ROW(SMALL_INT4_128_ZERO, w_int4_zero, 128, 4, 2, 4, 5, 1),
+    ROW(SMALL_INT4, w_int4, 16, 2, 8, 4, 12, 2, 1),
+    ROW(SMALL_INT4, w_int4, 16, 3, 8, 4, 10, 2, 1),
+    ROW(SMALL_INT4, w_int4, 16, 4, 8, 4, 8, 2, 1),
+    ROW(SMALL_INT4, w_int4, 32, 2, 4, 4, 12, 2, 1),
+    ROW(SMALL_INT4, w_int4, 32, 3, 4, 4, 10, 2, 1),
+    ROW(SMALL_INT4, w_int4, 32, 4, 4, 4, 8, 2, 1),
+    ROW(SMALL_INT4, w_int4, 64, 2, 2, 6, 12, 2, 1),
+    ROW(SMALL_INT4, w_int4, 64, 3, 2, 6, 10, 2, 1),
+    ROW(SMALL_INT4, w_int4, 64, 4, 2, 5, 8, 2, 1),
+    ROW(SMALL_INT4, w_int4, 128, 4, 2, 4, 4, 2, 1),
+    ROW(SMALL_INT4, w_int4, 128, 4, 2, 4, 4, 2, 2),
+    ROW(SMALL_INT4, w_int4, 256, 2, 1, 6, 4, 2, 1),
+    ROW(SMALL_INT4, w_int4, 256, 2, 1, 6, 4, 2, 2),
+    ROW(SMALL_INT4_128_ZERO, w_int4_zero, 16, 3, 8, 4, 10, 2, 1),
+    ROW(SMALL_INT4_128_ZERO, w_int4_zero, 16, 4, 8, 4, 8, 2, 1),
+    ROW(SMALL_INT4_128_ZERO, w_int4_zero, 32, 4, 4, 4, 8, 2, 1),
+    ROW(SMALL_INT4_128_ZERO, w_int4_zero, 64, 3, 2, 6, 10, 2, 1),
+    ROW(SMALL_INT4_128_ZERO, w_int4_zero, 64, 4, 2, 5, 8, 2, 1),
+    ROW(SMALL_INT4_128_ZERO, w_int4_zero, 128, 4, 2, 4, 4, 2, 1),
     FOUR_BITS(SMALL_INT4_64, w_int4_64),
     FOUR_BITS(SMALL_INT4_64_ZERO, w_int4_64_zero),
     FOUR_BITS(SMALL_INT4_32, w_int4_32),
     FOUR_BITS(SMALL_INT4_32_ZERO, w_int4_32_zero),
     EIGHT_BITS(SMALL_E4M3, w_e4m3),
-    ROW(SMALL_E4M3, w_e4m3, 128, 4, 2, 3, 3, 1),
+    ROW(SMALL_E4M3, w_e4m3, 128, 4, 2, 3, 3, 1, 1),
     EIGHT_BITS(SMALL_E4M3_BLOCK, w_e4m3_block),
-    ROW(SMALL_E4M3_BLOCK, w_e4m3_block, 128, 4, 2, 3, 3, 1),
+    ROW(SMALL_E4M3_BLOCK, w_e4m3_block, 128, 4, 2, 3, 3, 1, 1),
     EIGHT_BITS(SMALL_INT8, w_int8),
     EIGHT_BITS(SMALL_INT8_GROUP, w_int8_group),
-    ROW(SMALL_BF16, w_bf16, 16, 3, 8, 4, 3, 1),
-    ROW(SMALL_BF16, w_bf16, 64, 3, 2, 4, 3, 1),
+    ROW(SMALL_BF16, w_bf16, 16, 3, 8, 4, 3, 1, 1),
+    ROW(SMALL_BF16, w_bf16, 64, 3, 2, 4, 3, 1, 1),
     FOUR_BITS(SMALL_MXFP4, w_mxfp4),
     FOUR_BITS(SMALL_NVFP4, w_nvfp4),
 };

@@ -29,13 +29,18 @@ struct wide_args {
     int token_tiles, split;
 };
 
-/* XB blocks of 64 columns of x a stage, XS stages; WS units of W on their way or in use a warp;
- * SHARE blocks of a cluster have the same x. */
-template <int TOKENS, int GROUPS, int XB, int XS, int WS, int SHARE> struct wide_cfg {
-    static constexpr int tokens = TOKENS, groups = GROUPS, xb = XB, xs = XS, ws = WS, share = SHARE;
+/* XB blocks of 64 columns of x a stage, XS stages; WS units of W on their way or in use a warp,
+ * CHUNK of them asked for at once; SHARE blocks of a cluster have the same x. */
+template <int TOKENS, int GROUPS, int XB, int XS, int WS, int CHUNK, int SHARE> struct wide_cfg {
+    static constexpr int tokens = TOKENS, groups = GROUPS, xb = XB, xs = XS, ws = WS;
+    static constexpr int chunk = CHUNK, share = SHARE;
     static constexpr int warps = GROUPS * 4, threads = warps * 32;
     static constexpr int block_bytes = TOKENS * 128, stage_bytes = XB * block_bytes;
     static constexpr int part_stride = GROUPS * 64 + 4; /* floats of a token's sums */
+    static_assert(WS % CHUNK == 0 && WS >= 2 * CHUNK, "one chunk is used, one is on its way");
+    /* Whether the places of blocks in their stages are the same for every chunk. */
+    static constexpr bool fixed = XB <= 2 * CHUNK;
+    static_assert((XB & (XB - 1)) == 0 && (CHUNK & (CHUNK - 1)) == 0, "powers of two");
 };
 
 template <class W, class C> struct wide_shape {
@@ -56,13 +61,15 @@ struct wide_at { /* what this block computes */
     uint32_t rank;
 };
 
+/* Asked for anew, as ptx_thread is, after the products: kept nowhere meanwhile. */
 template <int SHARE> static __device__ __forceinline__ wide_at wide_block(const wide_args &p)
 {
-    const int split = p.split, i = (int)blockIdx.x / (split * SHARE);
-    const int share = (int)blockIdx.x % SHARE;
+    int block;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+    const int split = p.split, i = block / (split * SHARE), share = block % SHARE;
     const int tile0 = (i / p.token_tiles * SHARE + share) * p.tiles;
     const int left = p.N / SMALL_ROWS - tile0, units = p.K / SMALL_UNIT_K / split;
-    const uint32_t rank = blockIdx.x % (unsigned)split;
+    const uint32_t rank = (uint32_t)(block % split);
     return {tile0, left < p.tiles ? left : p.tiles, i % p.token_tiles, (int)rank * units, units,
             rank};
 }
@@ -99,7 +106,7 @@ static __device__ __forceinline__ void wide_leave(wide_bars bar, int place, int 
     if (C::share == 1) {
         if (lane == 0) ptx_mbar_arrive(bar.empty + place * 8);
     } else if (lane < C::share)
-        ptx_mbar_arrive_at(bar.empty + place * 8, lane);
+        ptx_mbar_leave_at(bar.empty + place * 8, lane);
 }
 
 template <class W> static __device__ __forceinline__ float wide_factor(uint32_t bits)
@@ -116,51 +123,60 @@ template <class W> static __device__ __forceinline__ uint32_t wide_twice(uint32_
  * read one after the other. Addresses have 16 a lane added and stay in registers: recomputing them
  * for every unit cost a third of all instructions. */
 template <class W, class C> struct wide_stream {
-    const uint8_t *from;    /* the next unit to ask for */
-    uint32_t start, to, at; /* the ring; where it goes; the unit that is read */
+    const uint8_t *from;    /* the next chunk to ask for */
+    uint32_t start, to, at; /* the ring; where it goes; the chunk that is read */
     uint32_t scale, zero;   /* of row l/4, counted from at */
     int left;               /* units to ask for */
-    bool tail;              /* this lane copies a last piece too */
+    bool tail;              /* this lane copies a last piece of a chunk too */
 
-    static constexpr int pieces = W::unit_bytes / 16;
+    static constexpr uint32_t step = (uint32_t)(C::chunk * W::unit_bytes);
     static constexpr uint32_t ring = (uint32_t)(C::ws * W::unit_bytes);
 
-    __device__ __forceinline__ wide_stream(const uint8_t *src, uint32_t place, int units, int lane)
+    __device__ __forceinline__ wide_stream(const uint8_t *src, uint32_t place, int units, int l)
     {
-        from = src + lane * 16;
-        start = place + (uint32_t)lane * 16;
-        scale = (uint32_t)(2 * W::block_bytes + lane / 4 * W::row_bytes - lane * 16);
-        zero = (uint32_t)(2 * W::block_bytes + SMALL_ROWS * W::row_bytes +
-                          lane / 4 * W::zero_bytes - lane * 16);
-        int last = lane < pieces % 32;
+        from = src + l * 16;
+        start = place + (uint32_t)l * 16;
+        scale = (uint32_t)(2 * W::block_bytes + l / 4 * W::row_bytes - l * 16);
+        zero = (uint32_t)(2 * W::block_bytes + SMALL_ROWS * W::row_bytes + l / 4 * W::zero_bytes -
+                          l * 16);
+        int last = l < C::chunk * W::unit_bytes / 16 % 32;
         asm volatile("" : "+r"(start), "+r"(scale), "+r"(last)); /* keep, do not recompute */
+        tail = last;
         if (W::zeros) asm volatile("" : "+r"(zero));
         to = at = start;
         left = units;
-        tail = last;
     }
     static __device__ __forceinline__ uint32_t after(uint32_t place, uint32_t first)
     {
-        place += W::unit_bytes;
+        place += step;
         return place == first + ring ? first : place;
+    }
+    template <int UNITS> __device__ __forceinline__ void copy() const
+    {
+        constexpr int pieces = UNITS * W::unit_bytes / 16;
+#pragma unroll
+        for (int i = 0; i < pieces / 32; i++)
+            ptx_copy16(to + i * 512, from + i * 512);
+        if (pieces % 32 && (UNITS == C::chunk ? tail : (int)threadIdx.x % 32 < pieces % 32))
+            ptx_copy16(to + pieces / 32 * 512, from + pieces / 32 * 512);
     }
     __device__ __forceinline__ void ask()
     {
         if (left > 0) {
-#pragma unroll
-            for (int i = 0; i < pieces / 32; i++)
-                ptx_copy16(to + i * 512, from + i * 512);
-            if (pieces % 32 && tail) ptx_copy16(to + pieces / 32 * 512, from + pieces / 32 * 512);
-            from += W::unit_bytes;
+            if (left >= C::chunk)
+                copy<C::chunk>();
+            else
+                copy<1>();
+            from += step;
             to = after(to, start);
-            left--;
+            left -= C::chunk;
         }
         ptx_copy_commit();
     }
-    /* The oldest unit that was asked for is there. */
+    /* The oldest chunk that was asked for is there. */
     __device__ __forceinline__ void wait() const
     {
-        ptx_copy_wait<C::ws - 2>();
+        ptx_copy_wait<C::ws / C::chunk - 2>();
         __syncwarp();
     }
     __device__ __forceinline__ void next()
@@ -168,21 +184,24 @@ template <class W, class C> struct wide_stream {
         at = after(at, start);
     }
     /* Scales of rows l/4, l/4+8 where the unit is a group: as they are stored, or TWICE as bf16. */
-    template <bool TWICE> __device__ __forceinline__ void scales(uint32_t s[2]) const
+    template <bool TWICE> __device__ __forceinline__ void scales(int unit, uint32_t s[2]) const
     {
-        if (W::sums == SUMS_UNIT) s[0] = s[1] = ptx_lds32(at + scale);
+        const uint32_t side = at + scale + (uint32_t)(unit * W::unit_bytes);
+        if (W::sums == SUMS_UNIT) s[0] = s[1] = ptx_lds32(side);
         if (W::sums == SUMS_ROW && W::groups == 1)
-            s[0] = ptx_lds16(at + scale), s[1] = ptx_lds16(at + scale + 8 * W::row_bytes);
+            s[0] = ptx_lds16(side), s[1] = ptx_lds16(side + 8 * W::row_bytes);
         if (TWICE) s[0] = wide_twice<W>(s[0]), s[1] = wide_twice<W>(s[1]);
     }
 };
 
-/* A of 64 columns (block b of the unit) as bf16. s: of in.scales. */
-template <class W, bool SCALE>
-static __device__ __forceinline__ void wide_widen(uint32_t unit, uint32_t side, uint32_t zero,
-                                                  int b, const uint32_t s[2], uint32_t a[4][4])
+/* A of 64 columns as bf16: block b of a unit of the chunk. s: of in.scales. */
+template <class W, class C, bool SCALE>
+static __device__ __forceinline__ void wide_widen(const wide_stream<W, C> &in, int unit, int b,
+                                                  const uint32_t s[2], uint32_t a[4][4])
 {
-    const uint32_t block = unit + (uint32_t)(b * W::block_bytes);
+    const uint32_t skip = (uint32_t)(unit * W::unit_bytes);
+    const uint32_t block = in.at + skip + (uint32_t)(b * W::block_bytes);
+    const uint32_t side = in.at + in.scale + skip, zero = in.at + in.zero + skip;
     if constexpr (W::sums == SUMS_VALUES) {
         W::values(block, side, b, a);
         return;
@@ -219,6 +238,7 @@ template <int TOKENS>
 static __device__ __forceinline__ void wide_four(float (&acc)[TOKENS / 2], const uint32_t a[4][4],
                                                  uint64_t x, int add)
 {
+    asm("" : "+l"(x)); /* places of the steps are one addition each */
     ptx_wg_fence();
 #pragma unroll
     for (int s = 0; s < 4; s++)
@@ -226,7 +246,109 @@ static __device__ __forceinline__ void wide_four(float (&acc)[TOKENS / 2], const
     ptx_wg_commit();
 }
 
-/* Sums of this warp's tile, as wgmma leaves them. */
+/* The stages of x as a warp goes through them, one chunk after the other; blocks count in the
+ * chunk.
+ */
+template <class C> struct wide_stages {
+    const wide_args &p;
+    const wide_at &at;
+    uint32_t ring;
+    wide_bars bar;
+    int lane;
+    bool asks;                               /* this thread */
+    int stage = 0, parity = 0, in_stage = 0; /* in_stage: of the chunk, unless always the same */
+
+    __device__ __forceinline__ bool begins(int block) const
+    {
+        return C::fixed ? block % C::xb == 0 : block == 0 && in_stage == 0;
+    }
+    __device__ __forceinline__ bool ends(int block) const
+    {
+        if (C::fixed) return (block + 1) % C::xb == 0;
+        return block + 1 == 2 * C::chunk && in_stage + 2 * C::chunk == C::xb;
+    }
+    /* Waits for the stage that begins with this block of all. */
+    __device__ __forceinline__ void enter(int block) const
+    {
+        /* Two stages back, so that nobody waits for the last warp. */
+        if (asks && block >= 2 * C::xb) wide_ask<C>(p, at, ring, bar, block / C::xb - 2 + C::xs);
+        __syncwarp();
+        ptx_mbar_wait(bar.full + stage * 8, parity);
+    }
+    __device__ __forceinline__ uint64_t operand(int block) const
+    {
+        const int in_it = C::fixed ? block % C::xb : in_stage + block;
+        return ptx_wg_operand(ring + (uint32_t)(stage * C::stage_bytes + in_it * C::block_bytes));
+    }
+    /* Goes on behind the block. */
+    __device__ __forceinline__ void pass(int block)
+    {
+        const bool end = ends(block);
+        if (!C::fixed && block + 1 == 2 * C::chunk) in_stage = end ? 0 : in_stage + 2 * C::chunk;
+        if (end && ++stage == C::xs) stage = 0, parity ^= 1;
+    }
+    __device__ __forceinline__ void leave() const { wide_leave<C>(bar, stage, lane); }
+    __device__ __forceinline__ void leave_last() const
+    {
+        wide_leave<C>(bar, stage ? stage - 1 : C::xs - 1, lane);
+    }
+};
+
+/* What a warp multiplies by, and its sums: of the unit where they are kept apart, of all. */
+template <class W, class C> struct wide_sums {
+    uint32_t a0[4][4], a1[4][4], scale[2] = {0, 0};
+    float group[wide_shape<W, C>::apart ? C::tokens / 2 : 1];
+};
+
+/* Unit u, number h of its chunk; its first block is in a0, and then that of the unit behind it. */
+template <class W, class C>
+static __device__ __forceinline__ void wide_unit(int u, int h, wide_stream<W, C> &in,
+                                                 wide_stages<C> &x, wide_sums<W, C> &s,
+                                                 float (&tot)[C::tokens / 2])
+{
+    constexpr bool apart = wide_shape<W, C>::apart, in_weights = wide_shape<W, C>::in_weights;
+    /* Always so, which the compiler does not know: what this guards stays between the products in
+     * front of it and those behind. */
+    int some = x.p.M;
+    asm volatile("" : "+r"(some));
+    const bool begun = x.begins(2 * h);
+    if (begun) x.enter(2 * u);
+    if constexpr (apart) {
+        wide_four<C::tokens>(s.group, s.a0, x.operand(2 * h), 0);
+    } else {
+        wide_four<C::tokens>(tot, s.a0, x.operand(2 * h), 1);
+        ptx_wg_wait<1>(); /* the unit before is done */
+        if (u > 0 && begun) x.leave_last();
+    }
+    if (some > 0) wide_widen<W, C, in_weights>(in, h, 1, s.scale, s.a1);
+    x.pass(2 * h);
+    if (C::xb == 1) x.enter(2 * u + 1);
+    if constexpr (apart)
+        wide_four<C::tokens>(s.group, s.a1, x.operand(2 * h + 1), 1);
+    else
+        wide_four<C::tokens>(tot, s.a1, x.operand(2 * h + 1), 1);
+    const float s0 = wide_factor<W>(s.scale[0]), s8 = wide_factor<W>(s.scale[1]);
+    if (h == 0) in.ask(); /* into the place of the chunk before */
+    if (h == C::chunk - 1) in.wait(), in.next();
+    ptx_wg_wait<1>();
+    if (C::xb == 1) x.leave_last();
+    if (some > 0) {
+        const int then = h == C::chunk - 1 ? 0 : h + 1;
+        in.template scales<in_weights>(then, s.scale);
+        wide_widen<W, C, in_weights>(in, then, 0, s.scale, s.a0);
+    }
+    if constexpr (apart) {
+        ptx_wg_wait<0>();
+        if (x.ends(2 * h + 1)) x.leave();
+#pragma unroll
+        for (int i = 0; i < C::tokens / 2; i++)
+            tot[i] = fmaf(i & 2 ? s8 : s0, s.group[i], tot[i]);
+    }
+    x.pass(2 * h + 1);
+}
+
+/* Sums of this warp's tile, as wgmma leaves them. Warps without a tile multiply what lies in their
+ * ring: nobody looks at it. */
 template <class W, class C>
 static __device__ __forceinline__ void
 wide_multiply(const wide_args &p, const wide_at &at, uint32_t xring, uint32_t wring, wide_bars bar,
@@ -239,75 +361,24 @@ wide_multiply(const wide_args &p, const wide_at &at, uint32_t xring, uint32_t wr
         p.w + ((int64_t)(at.tile0 + (live ? tile : 0)) * (p.K / SMALL_UNIT_K) + at.unit0) *
                   W::unit_bytes,
         wring, live ? at.units : 0, lane);
-    for (int i = 0; i < C::ws - 1; i++)
+    for (int i = 0; i < C::ws / C::chunk - 1; i++)
         in.ask();
-    uint32_t a0[4][4] = {}, a1[4][4] = {}, scale[2] = {0, 0};
-    float group[S::apart ? C::tokens / 2 : 1];
-    const bool asks = threadIdx.x == 0; /* for x, which the kernel before may have made */
+    /* x may have been made by the kernel before. */
+    wide_stages<C> x = {p, at, xring, bar, lane, threadIdx.x == 0};
     ptx_pdl_wait();
     ptx_pdl_go();
-    for (int i = 0; asks && i < C::xs; i++)
+    for (int i = 0; x.asks && i < C::xs; i++)
         wide_ask<C>(p, at, xring, bar, i);
+    wide_sums<W, C> s;
     in.wait();
-    if (live) {
-        in.template scales<S::in_weights>(scale);
-        wide_widen<W, S::in_weights>(in.at, in.at + in.scale, in.at + in.zero, 0, scale, a0);
-    }
-    int stage = 0, parity = 0, in_stage = 0; /* of the block of 64 columns that comes next */
-    auto enter = [&](int block) {
-        /* Two stages back, so that nobody waits for the last warp. */
-        if (asks && block >= 2 * C::xb) wide_ask<C>(p, at, xring, bar, block / C::xb - 2 + C::xs);
-        __syncwarp();
-        ptx_mbar_wait(bar.full + stage * 8, parity);
-    };
-    auto advance = [&](int blocks) {
-        in_stage += blocks;
-        if (in_stage < C::xb) return;
-        in_stage = 0;
-        if (++stage == C::xs) stage = 0, parity ^= 1;
-    };
-    auto leave_last = [&] { wide_leave<C>(bar, stage ? stage - 1 : C::xs - 1, lane); };
-    for (int u = 0; u < at.units; u++) {
-        if (in_stage == 0) enter(2 * u);
-        uint64_t x =
-            ptx_wg_operand(xring + (uint32_t)(stage * C::stage_bytes + in_stage * C::block_bytes));
-        if constexpr (S::apart)
-            wide_four<C::tokens>(group, a0, x, 0);
-        else {
-            wide_four<C::tokens>(tot, a0, x, 1);
-            ptx_wg_wait<1>(); /* the unit before is done */
-            if (u > 0 && in_stage == 0) leave_last();
+    in.template scales<S::in_weights>(0, s.scale);
+    wide_widen<W, C, S::in_weights>(in, 0, 0, s.scale, s.a0);
+    for (int u = 0; u < at.units; u += C::chunk) {
+        wide_unit(u, 0, in, x, s, tot);
+        if (C::chunk > 1) {
+            if (u + 1 >= at.units) break;
+            wide_unit(u + 1, 1, in, x, s, tot);
         }
-        if (live)
-            wide_widen<W, S::in_weights>(in.at, in.at + in.scale, in.at + in.zero, 1, scale, a1);
-        x += C::block_bytes / 16;
-        if (C::xb == 1) {
-            advance(1);
-            enter(2 * u + 1);
-            x = ptx_wg_operand(xring + (uint32_t)(stage * C::stage_bytes));
-        }
-        if constexpr (S::apart)
-            wide_four<C::tokens>(group, a1, x, 1);
-        else
-            wide_four<C::tokens>(tot, a1, x, 1);
-        const float s0 = wide_factor<W>(scale[0]), s8 = wide_factor<W>(scale[1]);
-        in.ask(); /* into the place of the unit before */
-        in.wait();
-        in.next();
-        ptx_wg_wait<1>();
-        if (C::xb == 1) leave_last();
-        if (live && u + 1 < at.units) {
-            in.template scales<S::in_weights>(scale);
-            wide_widen<W, S::in_weights>(in.at, in.at + in.scale, in.at + in.zero, 0, scale, a0);
-        }
-        if constexpr (S::apart) {
-            ptx_wg_wait<0>();
-            if (in_stage == C::xb - 2) wide_leave<C>(bar, stage, lane);
-#pragma unroll
-            for (int i = 0; i < C::tokens / 2; i++)
-                tot[i] = fmaf(i & 2 ? s8 : s0, group[i], tot[i]);
-        }
-        advance(C::xb == 1 ? 1 : 2);
     }
     ptx_wg_wait<0>();
 }
@@ -363,13 +434,17 @@ static __device__ __forceinline__ void wide_finish(const wide_args &p, const wid
     }
 }
 
+/* Tiles go round the groups, so that each has its share. */
+template <class C> static __device__ __forceinline__ int wide_tile(int warp)
+{
+    return warp % 4 * C::groups + warp / 4;
+}
+
 template <class W, class C>
 __global__ void __launch_bounds__(C::threads, 1) wide_kernel(const __grid_constant__ wide_args p)
 {
     extern __shared__ __align__(1024) uint8_t smem[];
     typedef wide_shape<W, C> S;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const wide_at at = wide_block<C::share>(p);
     const uint32_t ring = ptx_smem(smem), b0 = ptx_smem(smem + S::body);
     const wide_bars bar = {b0, b0 + C::xs * 8};
     if (threadIdx.x == 0) {
@@ -385,17 +460,18 @@ __global__ void __launch_bounds__(C::threads, 1) wide_kernel(const __grid_consta
     } else
         __syncthreads();
     float tot[C::tokens / 2] = {};
-    /* Tiles go round the groups, so that each has its share. */
-    const int tile = warp % 4 * C::groups + warp / 4;
-    wide_multiply<W, C>(p, at, ring, ring + S::x_bytes + (uint32_t)(warp * C::ws * W::unit_bytes),
-                        bar, tile, lane, tot);
+    const int warp = threadIdx.x / 32;
+    wide_multiply<W, C>(p, wide_block<C::share>(p), ring,
+                        ring + S::x_bytes + (uint32_t)(warp * C::ws * W::unit_bytes), bar,
+                        wide_tile<C>(warp), threadIdx.x % 32, tot);
     if (C::share > 1) ptx_cluster_arrive(); /* at no barrier of another block any more */
     __syncthreads();                        /* the rings become the place of the sums */
-    float *to = (float *)smem + tile * SMALL_ROWS + lane / 4;
+    const int thread = (int)ptx_thread(), lane = thread % 32;
+    float *to = (float *)smem + wide_tile<C>(thread / 32) * SMALL_ROWS + lane / 4;
 #pragma unroll
     for (int i = 0; i < C::tokens / 2; i++)
         to[(i / 4 * 8 + lane % 4 * 2 + i % 2) * C::part_stride + (i & 2 ? 8 : 0)] = tot[i];
-    wide_finish<C>(p, at, (const float *)smem);
+    wide_finish<C>(p, wide_block<C::share>(p), (const float *)smem);
     if (C::share > 1) ptx_cluster_wait();
 }
 
