@@ -24,6 +24,9 @@ struct kern_backend {
     int (*step_end)(kern_dev *d, err *e);
     void (*fetch)(kern_dev *d, const float *x, int64_t n, float *host);
     uint64_t (*clipped)(const kern_dev *d);
+    int (*profile)(kern_dev *d, bool on, err *e);
+    int (*profile_lines)(const kern_dev *d, const kern_op_time **out);
+    int (*measure_roof)(kern_dev *d, size_t bytes, kern_roof *out, err *e);
 
     int (*linear_make)(kern_dev *d, const kern_linear_desc *desc, kern_linear *l, err *e);
     void (*linear_drop)(kern_dev *d, kern_linear *l);

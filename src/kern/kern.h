@@ -102,6 +102,17 @@ void kern_ranks_fail(kern_dev *d);
 /* After a failed step, when no rank is in one: ready for the next. */
 int kern_ranks_mend(kern_dev *d, err *e);
 
+/* Times of the operators of steps, summed by operator and shape from when it is turned on until it
+ * is turned off; slower steps. bytes and flops: what they must move and compute at least, 0 = not
+ * known. ERR_UNSUPPORTED on the CPU. */
+typedef struct kern_op_time {
+    char op[24], shape[72];
+    int64_t calls;
+    double seconds, bytes, flops;
+} kern_op_time;
+int kern_profile(kern_dev *d, bool on, err *e);
+int kern_profile_lines(const kern_dev *d, const kern_op_time **out); /* returns how many */
+
 /* ---- linear: Y[M,N] = X[M,K] W^T + bias ------------------------------------------------------ */
 #define KERN_MAX_SHARDS 4
 #define KERN_BUCKETS    4 /* M = 1, 2..8, 9..64, more */
@@ -412,4 +423,10 @@ extern const int kern_n_op_rows;
 
 /* Machine limits, measured: read bandwidth of `bytes` on the whole team, GB/s. */
 double kern_measure_bandwidth(kern_dev *d, size_t bytes);
+/* The same of any device, and products of large matrices in 10^12 operations/s; 0 = not measured:
+ * the CPU, or no library for it. */
+typedef struct kern_roof {
+    double read_gbs, bf16_tflops, fp8_tflops, int8_tops;
+} kern_roof;
+int kern_measure_roof(kern_dev *d, size_t bytes, kern_roof *out, err *e);
 #endif

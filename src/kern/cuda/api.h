@@ -436,6 +436,14 @@ typedef struct gpu_api {
     const char *(*graph_end)(void *s, void **graph);
     const char *(*graph_run)(void *graph, void *s);
     void (*graph_close)(void *graph);
+    /* Clocks of a stream; seconds between two of them, after a sync. */
+    const char *(*event_open)(void **out);
+    void (*event_close)(void *event);
+    const char *(*event_record)(void *event, void *s);
+    const char *(*event_seconds)(void *from, void *to, double *out);
+    const char *(*stall)(double seconds, void *s); /* the stream waits */
+    /* Reads it all, for the bandwidth; out: 4 bytes. */
+    const char *(*probe_read)(const void *p, size_t bytes, void *out, int blocks, void *s);
     /* Bytes that gpu_attention.work needs for steps of at most so many rows. */
     size_t (*attention_work)(int rows, int H, int Dv);
     /* Of small.h, wide.h, rows.h, lt.h. */

@@ -480,6 +480,7 @@ static gpu_api make_api(void)
     a.launch = cuda_launches;
     cuda_packed_api(&a);
     cuda_dense_api(&a);
+    cuda_probe_api(&a);
     cuda_comm_api(&a);
     return a;
 }

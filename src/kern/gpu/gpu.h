@@ -104,6 +104,7 @@ typedef struct gpu_dev {
     bool replay;
     err failure;
     bool failed;
+    struct gpu_profile *profile; /* NULL: operators are not timed */
 } gpu_dev;
 
 static inline gpu_dev *gpu__of(const kern_dev *d)
@@ -157,6 +158,13 @@ int gpu__join(kern_dev *const *d, int n, err *e);
 void gpu__leave(kern_dev *d);
 void gpu__all_reduce(kern_dev *d, float *x, int64_t n);
 
+/* profile.c: launches the operators of a step between clocks; reads these after the sync. */
+int gpu__profile(kern_dev *d, bool on, err *e);
+int gpu__profile_lines(const kern_dev *d, const kern_op_time **out);
+int gpu__profile_launch(gpu_dev *g, const gpu_step *s, err *e);
+int gpu__profile_read(gpu_dev *g, const gpu_step *s, err *e);
+/* roof.c */
+int gpu__measure_roof(kern_dev *d, size_t bytes, kern_roof *out, err *e);
 /* fuse.c: neighbours of the list become one. */
 void gpu__fuse(gpu_dev *g, gpu_step *s);
 

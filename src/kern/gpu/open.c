@@ -131,6 +131,7 @@ void gpu__close(kern_dev *d)
     gpu_dev *g = gpu__of(d);
     if (g->api) {
         g->api->bind(g->index);
+        if (g->profile) gpu__profile(d, false, NULL);
         for (int i = 0; i < g->n_known; i++) {
             gpu__step_free(g, g->known[i]);
             free(g->known[i]);

@@ -283,7 +283,9 @@ static int launch(gpu_dev *g, gpu_step *s, err *e)
                 g, "upload",
                 g->api->upload(s->chunks[i].dev, s->chunks[i].host, s->chunks[i].used, g->stream),
                 e));
-    if (s->graph)
+    if (g->profile)
+        TRY(gpu__profile_launch(g, s, e));
+    else if (s->graph)
         TRY(gpu__check(g, "graph", g->api->graph_run(s->graph, g->stream), e));
     else
         TRY(launch_ops(g, s, e));
@@ -308,6 +310,7 @@ static int run(gpu_dev *g, gpu_step *s, err *e)
                    g->api->download(g->clipped_seen, g->clipped, sizeof *g->clipped, g->stream),
                    e));
     TRY(gpu__check(g, "step", g->api->sync(g->stream), e));
+    if (g->profile) TRY(gpu__profile_read(g, s, e));
     if (kern__ranks_failed(&g->pub)) rc = kern__ranks_error(&g->pub, e);
 out:
     return rc;

@@ -86,6 +86,26 @@ uint64_t kern_clipped(const kern_dev *d)
 {
     return d->be ? d->be->clipped(d) : 0;
 }
+int kern_profile(kern_dev *d, bool on, err *e)
+{
+    if (d->be) return d->be->profile(d, on, e);
+    return on ? err_set(e, ERR_UNSUPPORTED,
+                        "operators are timed one by one on a GPU only, not on device '%s'; leave "
+                        "the profile out",
+                        d->name)
+              : 0;
+}
+int kern_profile_lines(const kern_dev *d, const kern_op_time **out)
+{
+    *out = NULL;
+    return d->be ? d->be->profile_lines(d, out) : 0;
+}
+int kern_measure_roof(kern_dev *d, size_t bytes, kern_roof *out, err *e)
+{
+    if (d->be) return d->be->measure_roof(d, bytes, out, e);
+    *out = (kern_roof){.read_gbs = kern_measure_bandwidth(d, bytes)};
+    return 0;
+}
 int64_t kern_len_bucket(int64_t len)
 {
     int64_t n = 256;
