@@ -448,6 +448,23 @@ out:
     return rc;
 }
 
+int ckpt_open_shape(ckpt **out, const char *name, const char *config, err *e)
+{
+    int rc = 0;
+    ckpt *c = xcalloc(1, sizeof *c);
+    c->mem = arena_make();
+    c->path = xasprintf("shape %s", name);
+    *out = NULL;
+    TRY(json_parse(&c->config_json, config, strlen(config), c->path, e));
+    TRY(config_parse(&c->cfg, c->config_json, NULL, c->path, e));
+    c->cfg_ok = true;
+    *out = c;
+    c = NULL;
+out:
+    ckpt_close(c);
+    return rc;
+}
+
 bool ckpt_has_weights(const ckpt *c)
 {
     return c->is_gguf || c->n_files;

@@ -32,6 +32,8 @@ int ckpt_open(ckpt **out, const char *path_or_name, err *e);
  * there are no tensors, though there may be an index of their names. Takes ANY_config.json too, as
  * a config without weights, with ANY_hf_quant_config.json beside it. */
 int ckpt_open_config(ckpt **out, const char *path_or_name, err *e);
+/* A shape: the text of a config.json and no files at all. name stands for the path in messages. */
+int ckpt_open_shape(ckpt **out, const char *name, const char *config, err *e);
 bool ckpt_has_weights(const ckpt *c);
 const json *ckpt_index(const ckpt *c); /* weight_map: tensor name → file; or NULL */
 void ckpt_close(ckpt *c);              /* NULL is fine */

@@ -251,7 +251,7 @@ static int check_opts(engine *en, err *e)
         return err_set(e, ERR_USAGE, "--max-model-len and --max-total-tokens must not be negative");
     en->max_running = (int)o->max_running;
     en->chunk = o->chunk_tokens > o->max_running ? o->chunk_tokens : o->max_running;
-    en->prefix_cache = !o->no_prefix_cache;
+    en->prefix_cache = !o->no_prefix_cache && !o->shape;
     return 0;
 }
 
@@ -285,6 +285,10 @@ static void describe(engine *en, const kv_format *kv, kern_act act)
     i->workspace_bytes = mb.workspace + logits_bytes(en);
     i->actual_bytes = i->weight_bytes + i->workspace_bytes;
     i->max_len = en->max_len;
+    i->chunk = en->chunk;
+    i->windows = kv_pool_total(en->pool, KV_WINDOW) > 0;
+    for (int k = 0; k < n; k++)
+        i->experts = i->experts || strstr(lines[k].what, "expert");
     i->prefix_cache = en->prefix_cache;
     i->max_running = en->max_running;
     i->vocab = en->vocab;
@@ -364,11 +368,20 @@ static int load(engine *en, err *e)
     TRY(check_opts(en, e));
     TRY(kern_act_parse(en->o.activation_dtype ? en->o.activation_dtype : "auto", &act, e));
     TRY(cpu_parse(en->o.cpu_features ? en->o.cpu_features : "auto", &ko.cpu_features, e));
-    TRY(ckpt_open(&en->c, en->o.model, e));
+    if (en->o.shape)
+        TRY(ckpt_open_shape(&en->c, en->o.model, en->o.shape, e));
+    else
+        TRY(ckpt_open(&en->c, en->o.model, e));
     quant_opts qo = {.gptq_zeros = en->o.gptq_zeros,
                      .dequantize = en->o.dequantize,
                      .kv_scales = en->o.kv_scales};
     TRY(quant_open_as(&en->q, en->c, &qo, e));
+    if (en->o.shape && ckpt_cfg(en->c)->quant)
+        return err_set(
+            e, ERR_USAGE,
+            "%s: has a quantization of its own, but a shape has no weights; take the key "
+            "out and name the scheme",
+            ckpt_cfg(en->c)->quant_where);
     TRY(dialect_assertion(en, e));
     TRY(resolve_kv(en, act, &kv, e));
     const ckpt_config *cfg = ckpt_cfg(en->c);
@@ -395,6 +408,7 @@ static int load(engine *en, err *e)
     model_opts mo = {.act = act,
                      .quantize = en->o.quantization,
                      .strict = en->o.strict,
+                     .random = en->o.shape != NULL,
                      .max_rows = en->chunk,
                      .max_logit_rows =
                          plan_logit_rows(cfg->vocab_size, en->chunk, en->max_running)};
@@ -402,7 +416,10 @@ static int load(engine *en, err *e)
     en->vocab = model_vocab(en->m);
     TRY(open_pool(en, kv, available, source, e));
     TRY(open_buffers(en, e));
-    TRY(open_text(en, e));
+    if (en->o.shape)
+        TRY(engine__fill_cache(en, e));
+    else
+        TRY(open_text(en, e));
     collect_eos(en);
     describe(en, kv, act);
     en->info.load_seconds = clock_seconds() - t0;
@@ -428,7 +445,8 @@ int engine_open(engine **out, const engine_opts *o, err *e)
     en->o = *o;
     const char **texts[] = {&en->o.model,          &en->o.device,           &en->o.cpu_features,
                             &en->o.kv_cache_dtype, &en->o.activation_dtype, &en->o.quantization,
-                            &en->o.chat_template,  &en->o.gptq_zeros,       &en->o.kv_scales};
+                            &en->o.chat_template,  &en->o.gptq_zeros,       &en->o.kv_scales,
+                            &en->o.shape};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         *texts[i] = keep(*texts[i]);
     pthread_mutex_init(&en->lock, NULL);
@@ -483,7 +501,8 @@ void engine_close(engine *en, double drain_seconds)
         free(arrays[i]);
     const char *texts[] = {en->o.model,          en->o.device,           en->o.cpu_features,
                            en->o.kv_cache_dtype, en->o.activation_dtype, en->o.quantization,
-                           en->o.chat_template,  en->o.gptq_zeros,       en->o.kv_scales};
+                           en->o.chat_template,  en->o.gptq_zeros,       en->o.kv_scales,
+                           en->o.shape};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         free((void *)(uintptr_t)texts[i]);
     pthread_mutex_destroy(&en->lock);

@@ -33,6 +33,9 @@ typedef struct engine_opts {
     bool no_prefix_cache;
     bool strict;
     const char *chat_template; /* file that overrides */
+    /* For measuring speed. Text of a config.json: `model` is its name, the weights are random, and
+     * there is no text. The cache is filled with random numbers. */
+    const char *shape;
 } engine_opts;
 int engine_open(engine **out, const engine_opts *o, err *e);
 /* Drains running requests up to drain_seconds (new submissions are refused), then stops. */
@@ -80,6 +83,7 @@ typedef struct req_params { /* all pointers are copied by submit */
         keep_special; /* keep_special: do not skip special tokens in text */
     bool continues;   /* the text goes on where the prompt's ends: a space in front stays */
     int64_t min_tokens;
+    bool assume_cached; /* of a shape: all of the prompt but its last token counts as computed */
     uint64_t cache_salt;
     int choice; /* index of n > 1: seeds derive from (seed, choice) */
     engine_sink *sink;
@@ -171,8 +175,9 @@ typedef struct engine_info {
     uint64_t weight_bytes; /* resident: linears as prepared, embeddings, norms, tables */
     uint64_t linear_bytes; /* the linears alone: what decoding one token reads */
     uint64_t weight_file_bytes, kv_bytes_per_token, kv_pool_bytes, workspace_bytes;
-    uint64_t predicted_bytes, actual_bytes;
-    int64_t kv_tokens, max_len, max_running, vocab;
+    uint64_t predicted_bytes, actual_bytes; /* weights and workspace */
+    int64_t kv_tokens, max_len, max_running, vocab, chunk;
+    bool experts, windows; /* has the model layers of such? */
     double load_seconds;
     int threads;
     bool prefix_cache; /* off by option, or because the model's layers keep states */
@@ -182,11 +187,22 @@ void engine_get_info(const engine *en, engine_info *out);
 /* Kernel report lines, human-readable; xmalloc. */
 char *engine_report(const engine *en);
 
+/* Operators timed one by one from on to off, where the device can (a GPU); slower steps. Only while
+ * no request runs. lines: what was timed so far, most time first; xmalloc, returns how many. */
+typedef struct engine_op_time {
+    char op[24], shape[72];
+    int64_t calls;
+    double seconds, bytes, flops; /* bytes, flops: 0 = not known */
+} engine_op_time;
+int engine_profile(engine *en, bool on, err *e);
+int engine_profile_lines(engine *en, engine_op_time **out);
+
 typedef struct engine_stats { /* counters since start, and gauges */
     uint64_t prompt_tokens, cached_tokens, output_tokens, requests, finished_stop, finished_length,
         cancelled, failed, preemptions, steps, kv_clipped;
     int64_t running, waiting, kv_pages_used, kv_pages_total;
-    double busy_seconds;
+    double busy_seconds, forward_seconds; /* of steps; of it the model's part */
+    uint64_t forwards;
     /* histograms: cumulative counts against engine_hist_bounds */
     uint64_t ttft[24], itl[24], e2e[24];
     double ttft_sum, itl_sum, e2e_sum;

@@ -113,6 +113,10 @@ int64_t engine__pages_take(engine *en, request *r, int64_t tokens);
 /* Is there room for one more beside the running ones: what these have yet to take for the tokens
  * that they have, and a page to grow into for each? */
 bool engine__pages_room(const engine *en, const request *newcomer);
+/* The same of a request whose prompt counts as computed but for its last token. */
+bool engine__pages_assume(engine *en, request *r);
+/* measure.c: random K and V in all pages of the pool. */
+int engine__fill_cache(engine *en, err *e);
 /* sched.c */
 void *engine__loop(void *arg);
 #endif

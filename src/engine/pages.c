@@ -93,6 +93,25 @@ int64_t engine__pages_take(engine *en, request *r, int64_t tokens)
     return 0;
 }
 
+bool engine__pages_assume(engine *en, request *r)
+{
+    int64_t tokens = r->n_prompt - 1, n = positions(en, tokens), from[KV_GROUPS] = {0};
+    if (has(en, KV_WINDOW))
+        from[KV_WINDOW] = kv_window_start(en->kv.window, en->page_tokens, tokens);
+    for (int g = 0; g < KV_GROUPS; g++)
+        if (has(en, g) && kv_pool_free_pages(en->pool, g) < n - from[g]) return false;
+    for (int g = 0; g < KV_GROUPS; g++) {
+        if (!has(en, g)) continue;
+        for (int64_t i = 0; i < from[g]; i++)
+            r->pages[g][i] = -1;
+        kv_pool_alloc(en->pool, g, r->pages[g] + from[g], (int)(n - from[g]), NULL);
+    }
+    r->n_pages = (int)n;
+    r->gone = (int)from[KV_WINDOW];
+    r->computed = tokens;
+    return true;
+}
+
 /* Pages that r has yet to take to hold `tokens` tokens. */
 static int64_t yet_to_take(const engine *en, const request *r, int group, int64_t tokens)
 {

@@ -99,6 +99,20 @@ static void match_prefix(engine *en, request *r)
     if (!r->started) r->cached = r->computed < r->n_prompt ? r->computed : r->n_prompt;
 }
 
+/* A shape's prompt that counts as computed has room, or fails: computing it instead would be
+ * another measurement. */
+static bool assume(engine *en, request *r)
+{
+    err e = {0};
+    if (!r->p.assume_cached || r->started || engine__pages_assume(en, r)) return true;
+    err_set(&e, ERR_NOMEM, "the KV cache has no room for %lld tokens that count as computed",
+            (long long)r->n_prompt);
+    queued(en, 0, en->n_running);
+    engine__finish(en, r, FINISH_ERROR, -1, NULL, &e);
+    engine__request_free(r);
+    return false;
+}
+
 static void admit(engine *en)
 {
     while (en->waiting && en->n_running < en->max_running) {
@@ -108,6 +122,7 @@ static void admit(engine *en)
         if (en->n_running && !engine__pages_room(en, r)) return;
         pop_front(en, true);
         match_prefix(en, r);
+        if (!assume(en, r)) continue;
         r->state = en->free_states[--en->n_free_states];
         en->running[en->n_running++] = r;
         if (r->started) continue; /* back after a preemption: counted already */
@@ -322,9 +337,11 @@ static void publish(engine *en, double busy)
 }
 
 /* Before a step's events go out: who waits for the last one reads a count that holds the step. */
-static void publish_clipped(engine *en)
+static void publish_forward(engine *en, double seconds)
 {
     pthread_mutex_lock(&en->lock);
+    en->stats.forward_seconds += seconds;
+    en->stats.forwards++;
     en->stats.kv_clipped = model_kv_clipped(en->m);
     pthread_mutex_unlock(&en->lock);
 }
@@ -345,8 +362,10 @@ static void step(engine *en)
     for (int s = 0; s < en->n_step; s++)
         tap = tap || (en->step[s]->p.want & WANT_HIDDEN);
     model_set_tap(en->m, tap ? hidden_tap : NULL, en);
+    double before = clock_seconds();
     int rc = model_forward(en->m, en->pool, &b, en->logits, &e);
-    publish_clipped(en);
+    double forward = clock_seconds() - before;
+    publish_forward(en, forward);
     if (rc < 0) {
         fail_step(en, &e);
     } else {

@@ -45,6 +45,8 @@ static int check_params(const engine *en, const req_params *p, err *e)
             return bad_id("prompt", i, p->prompt[i], en->vocab, e);
     if (p->max_tokens < 0)
         return err_set(e, ERR_VALUE, "max_tokens: %lld is negative", (long long)p->max_tokens);
+    if (p->assume_cached && !en->o.shape)
+        return err_set(e, ERR_USAGE, "only the prompts of a shape may count as computed");
     if (p->n_prompt > en->max_len || p->max_tokens > en->max_len - p->n_prompt) {
         int64_t total =
             p->max_tokens < INT64_MAX - p->n_prompt ? p->n_prompt + p->max_tokens : INT64_MAX;

@@ -5,7 +5,9 @@
  *   true,  equal head stored   one copy is used and counted
  *   true,  only the head       the embedding is taken from it
  *   false, none stored         refused: weights are missing
- *   absent, none stored        shared */
+ *   absent, none stored        shared
+ *
+ * A config without weights is believed. */
 #include <stdio.h>
 #include <string.h>
 #include "model/arch.h"
@@ -32,6 +34,11 @@ int arch_find_ends(const arch_model *m, const quant_ckpt *q, arch_ends *out, err
     bool stored_head = th || quant_has(q, m->name.head), tie = cfg->tie_embeddings;
     char name[160];
     *out = (arch_ends){.embed = m->name.embed, .head = m->name.head};
+    if (!ckpt_has_weights(c)) { /* a shape: nothing but its word */
+        if (tie) out->head = out->embed;
+        out->shared = tie;
+        return 0;
+    }
     if (!te && th && tie) {
         out->embed = m->name.head;
         out->shared = true;

@@ -16,6 +16,10 @@
 static int read_vector(model *m, const char *name, int64_t rows, int64_t cols, float *out, err *e)
 {
     const ckpt_tensor *t;
+    if (m->opts.random) {
+        model__random_vector(m, name, rows * cols, out);
+        return 0;
+    }
     int rc = ckpt_need(m->q->c, name, &t, e);
     if (rc < 0) return rc;
     const int64_t *d = t->shape;
@@ -119,6 +123,7 @@ static int quantize_now(model *m, const char *module, qtensor *t, float fused_am
     int rc = 0;
     qtensor out = {0};
     void *mem = NULL;
+    if (m->opts.random) return model__random_quantize(m, t, e);
     quant_stats st = {.fused_amax = fused_amax, .workers = m->dev->team};
     TRY(mem_alloc(&mem, sizeof(float) * (size_t)(t->N * t->K), e));
     for (int64_t n = 0; n < t->N; n++)
@@ -158,6 +163,7 @@ static void replace(qtensor *t, qtensor *made)
 static int load_shard(model *m, const arch_shard *s, qtensor *t, err *e)
 {
     qtensor made = {0};
+    if (m->opts.random) return model__random_shard(m, s, t, e);
     int rc = quant_load(m->q, s->module, t, e);
     if (rc < 0) return rc;
     if (s->transposed && !quant_has(m->q, s->module)) {
@@ -269,7 +275,8 @@ static int prepare(model *m, const arch_linear *l, loaded *s, kern_linear **out,
     bool online = m->has_online && arch_quantizable(l->kind);
     for (int i = 0; i < l->n_shards; i++) {
         d.shard[i] = &s->t[i];
-        if (online && m->online.w.scale == QS_NVFP4) amax = fmaxf(amax, amax_of(&s->t[i]));
+        if (online && m->online.w.scale == QS_NVFP4 && !m->opts.random)
+            amax = fmaxf(amax, amax_of(&s->t[i]));
     }
     for (int i = 0; online && i < l->n_shards; i++)
         TRY(quantize_now(m, l->shard[i].module, &s->t[i], amax, e));
@@ -551,6 +558,7 @@ int model__load(model *m, err *e)
         progress_step(&p, (uint64_t)i + 1, NULL);
     }
     progress_end(&p);
+    model__random_drop(m, false);
 out:
     free(all);
     return rc;
@@ -558,6 +566,7 @@ out:
 
 void model__unload(model *m)
 {
+    model__random_drop(m, true);
     for (int i = 0; m->layers && i < m->n_layers; i++) {
         model_layer *l = &m->layers[i];
         for (int k = 0; k < ARCH_LINEAR_KINDS; k++)

@@ -23,6 +23,7 @@ typedef struct model_opts {
     kern_act act;
     const char *quantize; /* scheme to apply at load to an unquantized checkpoint; NULL */
     bool strict;
+    bool random;            /* the checkpoint is a shape without weights: make some (random.c) */
     int64_t max_rows;       /* largest T of a step */
     int64_t max_logit_rows; /* largest n_logits; 0 = max_rows */
 } model_opts;

@@ -68,6 +68,7 @@ struct model {
     qspec spec;
     bool spec_known; /* of a linear other than the head */
     qspec online;    /* of opts.quantize */
+    struct model_random *random;
     bool has_online;
 };
 
@@ -81,6 +82,12 @@ void model__rope_fill(const float *inv, int64_t half, double attention, int64_t 
  * rows of no sequence. Returns its name, 0 = none. */
 uint64_t model__bucket(model *m, const batch *b, batch *out);
 void model__pad_free(model_pad *p);
+/* random.c: what model_opts.random puts in the place of stored tensors. Shards are lent until
+ * model__random_drop, which leaves the embedding and positions unless `all` go. */
+int model__random_shard(model *m, const arch_shard *s, qtensor *out, err *e);
+int model__random_quantize(model *m, qtensor *t, err *e);
+void model__random_vector(const model *m, const char *name, int64_t n, float *out);
+void model__random_drop(model *m, bool all);
 /* load.c */
 int model__load(model *m, err *e);
 void model__unload(model *m);
