@@ -378,6 +378,9 @@ static void test_rules(void **state)
         {{"w:nvfp4,g16 a:nvfp4,g16", NUM_F8_E4M3}, "packed nvfp4"},
         {{"w:mxfp4,g32 a:mxfp4,g32", NUM_F8_E8M0}, "packed mxfp4"},
         {{"w:int4,g128 a:mxfp8,g32", NUM_BF16}, "packed int4 g128"},
+        {{"w:int4,g128 a:fp8_e4m3,token", NUM_BF16}, "packed int4 g128"},
+        {{"w:int4,channel a:int8,token", NUM_F32}, "packed int4 g128"},
+        {{"w:nvfp4,g16 a:fp8_e4m3,tensor", NUM_F8_E4M3}, "packed nvfp4"},
     };
     float pre[384];
     for (int k = 0; k < 384; k++)
@@ -437,11 +440,9 @@ static void test_left_out(void **state)
         {{"w:int4,g128 a:bf16", NUM_BF16}, 32, 256, KERN_ACT_SPEC, "f32"},
         {{"w:int4,g128 a:bf16", NUM_BF16}, 32, 256, KERN_ACT_F32, "f32"},
         {{"w:int4,g128 a:bf16", NUM_BF16}, 32, 256, KERN_ACT_INT8, "int8"},
-        {{"w:fp8_e4m3,block128x128 a:fp8_e4m3,group128", NUM_F32},
-         32,
-         256,
-         KERN_ACT_AUTO,
-         "groups"},
+        {{"w:int4,g128 a:fp8_e4m3,group128", NUM_BF16}, 32, 256, KERN_ACT_AUTO, "groups"},
+        {{"w:fp8_e4m3,channel a:fp8_e4m3,token", NUM_F32}, 32, 256, KERN_ACT_AUTO, "same"},
+        {{"w:int8,channel a:int8,token", NUM_F32}, 32, 256, KERN_ACT_AUTO, "same"},
         {{"w:nvfp4,g16 a:nvfp4,g16", NUM_F8_E4M3}, 32, 256, KERN_ACT_AUTO, "not given"},
         {{"w:int8,g32 a:bf16", NUM_BF16}, 32, 256, KERN_ACT_AUTO, "multiple of 128"},
         {{"w:int8,channel,asym a:bf16", NUM_BF16}, 32, 256, KERN_ACT_AUTO, "zero points"},

@@ -148,6 +148,7 @@ static const char *rule_of(const qtensor *q, becomes *out)
     if (a->type == NUM_F4_E2M1)
         return q->input_global > 0 ? NULL : "its input becomes NVFP4 of a scale that is not given";
     *out = CODES;
+    if (a->type == q->code) return "weight and input have the same 8-bit codes";
     if (a->type != NUM_F8_E4M3 && a->type != NUM_I8)
         return "its input becomes codes of no operator";
     if (integer && (a->asym || q->input_zero != 0)) return "its input has a zero point";
