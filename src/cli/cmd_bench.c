@@ -51,6 +51,8 @@ int bench_plan_of(const opts *o, bench_plan *p, err *e)
     if (v[OPT_bench_repeat].i < 1 || v[OPT_bench_repeat].i > BENCH_REPEAT || p->output < 2)
         return err_set(e, ERR_USAGE, "--repeat is 1 to %d, --output-tokens from 2", BENCH_REPEAT);
     bool shape = v[OPT_bench_shape].given;
+    if (!shape && v[OPT_bench_kernels].given)
+        return err_set(e, ERR_USAGE, "--kernels goes with --shape, which names the linears");
     if (!shape && (v[OPT_scheme].given || v[OPT_bench_no_prefill].given))
         return err_set(e, ERR_USAGE, "--scheme and --no-prefill go with --shape; a model is %s",
                        v[OPT_scheme].given ? "quantized at load by --quantization"
@@ -135,6 +137,11 @@ int cmd_bench(const opts *o, err *e)
     TRY(bench_plan_of(o, &p, e));
     if (o->v[OPT_bench_shape].given) TRY(bench_shape_text(o->v[OPT_bench_shape].s, &shape, e));
     r.shape = shape != NULL;
+    if (o->v[OPT_bench_kernels].given) {
+        TRY(bench_kernels(o, &p, shape, &b, e));
+        cli_print(&b);
+        goto out;
+    }
     TRY(open_engine(o, &p, shape, &en, e));
     TRY(measure(en, &p, &r, e));
     engine_get_info(en, &r.info);

@@ -36,6 +36,11 @@ struct kern_backend {
     bool (*linear_can_embed)(const kern_linear *l);
     void (*linear_embed)(kern_dev *d, const kern_linear *l, const int32_t *ids, int64_t T,
                          float *out);
+    int (*candidates)(void); /* candidates.h */
+    const char *(*candidate_name)(int i);
+    int (*candidate_of)(const kern_linear *l);
+    int (*linear_make_as)(kern_dev *d, const kern_linear_desc *desc, int i, kern_linear **out,
+                          err *e);
     int (*experts_make)(kern_dev *d, kern_linear **expert, int E, void **own, err *e);
     void (*experts_drop)(kern_dev *d, void *own);
     void (*experts_run)(kern_dev *d, const void *own, const float *in, int64_t ldin,

@@ -61,6 +61,9 @@ qspec model_spec(const model *m); /* the dominating w and a; kv as stored in the
 /* Names the rotary table that a sequence of seq_len tokens uses: 0 for all lengths in most models;
  * else keys stored under one table must not be read under another (dynamic, longrope). */
 int64_t model_rope_key(const model *m, int64_t seq_len);
+/* A weight [E, N, K] as model_opts.random makes it: by round to nearest if the spec quantizes. */
+int model_random_tensor(const qspec *spec, int64_t E, int64_t N, int64_t K, team *workers,
+                        qtensor *out, err *e);
 /* RoPE tables: cos/sin [rot_dim/2] for a position; exported for tests. seq_len for
  * dynamic/longrope. */
 void model_rope_row(const ckpt_config *c, int64_t pos, int64_t seq_len, float *cosv, float *sinv);

@@ -89,20 +89,21 @@ static void lend(const qtensor *t, qtensor *out)
     out->n_owned = 0;
 }
 
-static int make(model *m, bool quantized, int64_t E, int64_t N, int64_t K, qtensor *out, err *e)
+int model_random_tensor(const qspec *spec, int64_t E, int64_t N, int64_t K, team *workers,
+                        qtensor *out, err *e)
 {
-    static const qspec plain = {{.type = NUM_BF16}, {.type = NUM_BF16}, {.type = NUM_BF16}};
     int rc = 0;
     qtensor few = {0};
     float *rows = xmalloc(sizeof *rows * (size_t)(RANDOM_ROWS * K));
     draw(K, rows);
-    if (quantized) {
-        quant_stats st = {.workers = m->dev->team};
-        TRY(quant_algo_by_name("rtn")->quantize(rows, RANDOM_ROWS, K, &m->online, NUM_BF16, &st,
-                                                &few, e));
+    if (qaxis_quantized(&spec->w)) {
+        quant_stats st = {.workers = workers};
+        TRY(quant_algo_by_name("rtn")->quantize(rows, RANDOM_ROWS, K, spec, NUM_BF16, &st, &few,
+                                                e));
     } else {
-        TRY(qtensor_alloc(&few, &plain, NUM_NONE, 1, RANDOM_ROWS, K, e));
-        num_encode_row(NUM_BF16, rows, (size_t)(RANDOM_ROWS * K), (uint8_t *)(uintptr_t)few.codes);
+        TRY(qtensor_alloc(&few, spec, NUM_NONE, 1, RANDOM_ROWS, K, e));
+        num_encode_row(spec->w.type, rows, (size_t)(RANDOM_ROWS * K),
+                       (uint8_t *)(uintptr_t)few.codes);
     }
     rc = widen(&few, E, N, out, e);
 out:
@@ -113,10 +114,11 @@ out:
 
 static int lent(model *m, bool quantized, int64_t E, int64_t N, int64_t K, qtensor *out, err *e)
 {
+    static const qspec plain = {{.type = NUM_BF16}, {.type = NUM_BF16}, {.type = NUM_BF16}};
     struct model_random *r = find(m, quantized, E, N, K);
     if (!r) {
         qtensor t;
-        int rc = make(m, quantized, E, N, K, &t, e);
+        int rc = model_random_tensor(quantized ? &m->online : &plain, E, N, K, m->dev->team, &t, e);
         if (rc < 0) return rc;
         r = xcalloc(1, sizeof *r);
         *r = (struct model_random){m->random, quantized, t};

@@ -94,6 +94,18 @@ def emulated(path):
     assert sum(o["us_per_step"] for o in r["operators"]) > 0
 
 
+def kernels(path, device, names, scheme):
+    j = report("--shape", path, "--kernels", "--batch", "1,9", "--scheme", scheme, "--device", device)
+    rows = j["kernels"]
+    assert names <= {r["kernel"] for r in rows}, {r["kernel"] for r in rows}
+    assert {(r["N"], r["K"]) for r in rows} == {(512, 256), (256, 256), (768, 256), (256, 384), (320, 256)}
+    for key in {(r["linear"], r["M"]) for r in rows}:
+        assert sum(r["chosen"] for r in rows if (r["linear"], r["M"]) == key) == 1, key
+    assert all(r["us"] > 0 and r["gbs"] > 0 and r["tflops"] > 0 for r in rows)
+    text = run("--shape", path, "--kernels", "--batch", "1", "--scheme", scheme, "--device", device)
+    assert text.returncode == 0 and "random weights: speed only" in text.stdout and "*" in text.stdout, text
+
+
 def refused(word, *args):
     r = run(*args)
     assert r.returncode in (1, 2) and word in r.stderr, (r.returncode, r.stderr)
@@ -114,8 +126,10 @@ def main():
         case("experts", experts, shape("moe", MOE))
         case("windows", windows, shape("window", WINDOW))
         case("text", text, tiny)
+        case("kernels", kernels, tiny, "cpu", {"ref"}, "w4a16")
         if os.path.exists(EMULATED):
             case("emulated", emulated, tiny)
+            case("kernels emulated", kernels, tiny, "emulated", {"packed", "panels"}, "w4a16")
         else:
             print(f"skip emulated: there is no {EMULATED}")
         quantized = shape("quantized", dict(TINY, quantization_config={"quant_method": "fp8"}))
@@ -128,6 +142,7 @@ def main():
                 ("output 1", "--output-tokens", ("--shape", tiny, "--output-tokens", "1")), ("model and shape", "one of them", ("m", "--shape", tiny)),
                 ("scheme of a model", "--quantization", ("m", "--scheme", "fp8")), ("no-prefill of a model", "--no-prefill", ("m", "--no-prefill")),
                 ("quantization of a shape", "--scheme", ("--shape", tiny, "--quantization", "fp8")), ("neither", "no model", ()),
+                ("kernels of a model", "--shape", ("m", "--kernels")),
                 ("profile of the CPU", "GPU", fast(tiny, "--profile", "--context", "8"))]:
             case(f"refused: {name}", refused, word, *args)
     sys.exit(1 if bad else 0)

@@ -163,6 +163,12 @@ int gpu__profile(kern_dev *d, bool on, err *e);
 int gpu__profile_lines(const kern_dev *d, const kern_op_time **out);
 int gpu__profile_launch(gpu_dev *g, const gpu_step *s, err *e);
 int gpu__profile_read(gpu_dev *g, const gpu_step *s, err *e);
+/* candidates.c */
+int gpu__candidates(void);
+const char *gpu__candidate_name(int i);
+int gpu__candidate_of(const kern_linear *l);
+int gpu__linear_make_as(kern_dev *d, const kern_linear_desc *desc, int i, kern_linear **out,
+                        err *e);
 /* roof.c */
 int gpu__measure_roof(kern_dev *d, size_t bytes, kern_roof *out, err *e);
 /* fuse.c: neighbours of the list become one. */
