@@ -3,7 +3,7 @@
  * the same codes (random data, poisoned output, room around it); exit 1 when a result is wrong.
  * "time": a CUDA graph of launches over enough copies of the weight that none is found in the L2,
  * median of replays; shapes of 8B models unless some are named. TB/s count weights and scales; the
- * roof is a read sweep of the same run. */
+ * roof is a read sweep of the same run. Name formats and shapes: everything takes minutes. */
 #include "weight.cuh"
 
 static small_call call_of(const weight &w, const operands &o, cudaStream_t st)

@@ -3,7 +3,8 @@
  * double-precision product of the same codes (random data with outliers, poisoned output, room
  * around it; of many tokens, a sample), x ordered by the device and by wide_place; exit 1 when a
  * result is wrong. "time": as small.cu does, the ordering of x included; "alone" is without it.
- * Plans of the table, with "plans" all of the shape. */
+ * Plans of the table, with "plans" all of the shape. Name formats, shapes and numbers of tokens:
+ * everything takes minutes. */
 #include "kern/cuda/wide.h"
 #include "weight.cuh"
 
@@ -23,11 +24,11 @@ static std::vector<wide_plan> plans_of(small_format f, int K, int M)
     std::vector<wide_plan> all;
     for (int tokens = 16; tokens <= 256; tokens *= 2)
         for (int groups = 1; groups <= 4; groups++)
-            for (int split = 1; split <= 4; split *= 2)
+            for (int split = 1; split <= 8; split *= 2)
                 for (int share = 1; share <= 2; share++) {
                     wide_plan p = {tokens, groups, split, share};
                     if (!wide_has(f, p, K) || (tokens >= 32 && M <= tokens / 2)) continue;
-                    if (M > 64 && (tokens < 64 || split > 1)) continue;
+                    if (M > 64 && (tokens < 64 || (split > 1 && M > 512))) continue;
                     if (M <= 64 && tokens < M && wide_has(f, {2 * tokens, groups, split, 1}, K))
                         continue;
                     all.push_back(p);
@@ -58,7 +59,8 @@ static int check(const weight &w, const operands &o, void *work, wide_plan plan,
     }
     std::vector<__nv_bfloat16> x(wide_work_bytes(w.K, o.M) / 2);
     CK(cudaMemcpy(x.data(), work, x.size() * 2, cudaMemcpyDeviceToHost));
-    for (int m = 0; m<o.M; m += o.M> 64 ? 7 : 1)
+    const int step = o.M > 64 ? 7 : 1;
+    for (int m = 0; m < o.M; m += step)
         for (int k = 0; k < w.K; k++)
             ordered &= __bfloat162float(x[wide_place(w.f, plan.tokens, w.K, m, k)]) ==
                        o.x[(size_t)m * w.K + k];

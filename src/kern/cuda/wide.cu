@@ -7,7 +7,7 @@
 
 typedef struct entry {
     small_format format;
-    int tokens, groups, share;
+    int tokens, groups, share, per_sm;
     size_t smem;
     float base;
     void (*kernel)(const wide_args);
@@ -15,7 +15,7 @@ typedef struct entry {
 
 #define ROW(F, W, TOKENS, GROUPS, XB, XS, WS, CHUNK, SHARE)                                        \
     {                                                                                              \
-        F, TOKENS, GROUPS, SHARE,                                                                  \
+        F, TOKENS, GROUPS, SHARE, wide_cfg<TOKENS, GROUPS, XB, XS, WS, CHUNK, SHARE>::per_sm,      \
             wide_shape<W, wide_cfg<TOKENS, GROUPS, XB, XS, WS, CHUNK, SHARE>>::smem, W::base,      \
             wide_kernel<W, wide_cfg<TOKENS, GROUPS, XB, XS, WS, CHUNK, SHARE>>                     \
     }
@@ -35,6 +35,8 @@ static const entry entries[] = {
     ROW(SMALL_INT4, w_int4, 64, 4, 2, 5, 8, 2, 1),
     ROW(SMALL_INT4, w_int4, 128, 4, 2, 4, 4, 2, 1),
     ROW(SMALL_INT4, w_int4, 128, 4, 2, 4, 4, 2, 2),
+    ROW(SMALL_INT4, w_int4, 128, 2, 1, 4, 4, 2, 1),
+    ROW(SMALL_INT4, w_int4, 128, 2, 1, 4, 4, 2, 2),
     ROW(SMALL_INT4, w_int4, 256, 2, 1, 6, 4, 2, 1),
     ROW(SMALL_INT4, w_int4, 256, 2, 1, 6, 4, 2, 2),
     ROW(SMALL_INT4_128_ZERO, w_int4_zero, 16, 3, 8, 4, 10, 2, 1),
@@ -80,15 +82,17 @@ static const entry *find_groups(small_format f, int tokens, int rows)
 }
 
 /* Cutting K pays as long as every block still gets its rows in one round: a cluster reads x once,
- * the chip holds 132 blocks of 1, 66 clusters of 2, 30 of 4. Up to 64 tokens only; above, rows and
- * tokens are enough to share. */
+ * the chip holds 132 blocks of 1, 66 clusters of 2, 30 of 4. Of tiles of 64 tokens or less only
+ * one is cut. */
 static wide_plan choose_split(small_format f, int tokens, int tiles, int units, int token_tiles)
 {
     static const int fit[][2] = {{4, 30}, {2, 66}, {1, 132}};
     for (auto &s : fit) {
         const int most = s[1] / token_tiles;
-        if (units % s[0] || (s[0] > 1 && token_tiles > 1) || most < 1) continue;
-        const entry *e = find_groups(f, tokens, (tiles + most - 1) / most);
+        if (units % s[0] || most < 1) continue;
+        if (tokens < 128 && s[0] > 1 && token_tiles > 1) continue;
+        const int rows = (tiles + most - 1) / most;
+        const entry *e = find_groups(f, tokens, tokens < 128 || rows > 16 ? rows : 16);
         if (e) return {tokens, e->groups, s[0], 1};
     }
     for (int g = 4; g > 0; g--)
@@ -99,10 +103,7 @@ static wide_plan choose_split(small_format f, int tokens, int tiles, int units, 
 extern "C" wide_plan wide_choose(small_format f, int N, int K, int M)
 {
     const int tiles = N / SMALL_ROWS, units = K / SMALL_UNIT_K;
-    if (M > 64 && find(f, 128, 4, 1)) {
-        const int token_tiles = (M + 127) / 128;
-        if ((int64_t)(tiles + 15) / 16 * token_tiles >= 100) return {128, 4, 1, 1};
-    }
+    if (M > 64 && find(f, 128, 4, 1)) return choose_split(f, 128, tiles, units, (M + 127) / 128);
     for (int tokens = 16; tokens <= 64; tokens *= 2)
         if ((M <= tokens || tokens == 64) && find_groups(f, tokens, 1))
             return choose_split(f, tokens, tiles, units, (M + tokens - 1) / tokens);
@@ -216,6 +217,10 @@ static cudaError_t room(const entry *e, cudaLaunchConfig_t *cfg, int cluster, in
     if (rc == cudaSuccess)
         rc = cudaFuncSetAttribute(e->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   (int)e->smem);
+    if (rc == cudaSuccess)
+        rc = cudaFuncSetAttribute(e->kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                  cudaSharedmemCarveoutMaxShared);
+    *most *= e->per_sm;
     if (rc != cudaSuccess || cluster == 1) return rc;
     cfg->attrs[0].id = cudaLaunchAttributeClusterDimension;
     cfg->attrs[0].val.clusterDim.x = (unsigned)cluster;
