@@ -23,6 +23,7 @@ typedef struct fixture_opts {
     const char *device; /* NULL = the CPU */
     int page_tokens;    /* 0 = 16 */
     int64_t max_rows, tokens;
+    void (*opened)(kern_dev *d); /* before the model is */
 } fixture_opts;
 
 static inline void fixture_close(fixture *f)
@@ -44,6 +45,7 @@ static inline int fixture_open(fixture *f, const fixture_opts *o, err *e)
     TRY(ckpt_open(&f->c, o->path, e));
     TRY(quant_open(&f->q, f->c, e));
     TRY(kern_open(&f->dev, &ko, e));
+    if (o->opened) o->opened(f->dev);
     model_opts mo = {
         .act = o->act, .quantize = o->quantize, .max_rows = o->max_rows ? o->max_rows : 64};
     TRY(model_open(&f->m, f->q, f->dev, &mo, e));

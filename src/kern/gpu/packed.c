@@ -418,7 +418,9 @@ static int settle_input(gpu_dev *g, const kern_linear_desc *d, part *p, err *e)
     float factor[COPY_ROWS];
     plan_input(d, q, p);
     if (q->g_idx) {
-        TRY(kern__sort_columns(q, &p->perm, d->name ? d->name : "linear", e));
+        err why = {0}; /* whatever it is, "panels" asks no order of columns */
+        if (kern__sort_columns(q, &p->perm, d->name ? d->name : "linear", &why) < 0)
+            return err_set(e, ERR_UNSUPPORTED, "%s", why.msg);
         TRY(gpu__keep(g, &mem, p->perm, bytes, e));
         p->act.perm = mem;
     }
