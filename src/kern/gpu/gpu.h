@@ -92,6 +92,7 @@ typedef struct gpu_dev {
         int64_t x_rows;
     } packed;
     const struct gpu_layout *only; /* tests: beside it, only the last layout is asked */
+    struct gpu_dense *dense;       /* dense.c; NULL without such linears */
     void *attention_work;
     void *comm;                  /* of several GPUs that run one model; NULL where it is alone */
     pthread_mutex_t launching;   /* held while a step is launched */

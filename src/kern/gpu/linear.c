@@ -251,7 +251,7 @@ static const gpu_layout layout_panels = {.name = "panels",
                                          .embed = panels_embed,
                                          .choice = panels_choice};
 
-const gpu_layout *const gpu_layouts[] = {&gpu__layout_packed, &layout_panels};
+const gpu_layout *const gpu_layouts[] = {&gpu__layout_packed, &gpu__layout_dense, &layout_panels};
 const int gpu_n_layouts = sizeof gpu_layouts / sizeof *gpu_layouts;
 
 /* ---- choosing -----------------------------------------------------------------------------------
@@ -513,5 +513,6 @@ int gpu__reserve(kern_dev *d, int64_t max_rows, int64_t max_k, int64_t max_n, er
     if (rc < 0) return rc;
     g->act_scratch = mem;
     g->pub.scratch_bytes += need * sizeof(float);
-    return gpu__packed_reserve(g, max_rows, e);
+    rc = gpu__dense_reserve(g, max_rows, max_k, e);
+    return rc < 0 ? rc : gpu__packed_reserve(g, max_rows, e);
 }

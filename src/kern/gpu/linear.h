@@ -27,6 +27,7 @@ typedef struct gpu_layout {
     void (*choice)(const gpu_linear *l, int bucket, kern_choice *out);
 } gpu_layout;
 extern const gpu_layout gpu__layout_packed; /* packed.c */
+extern const gpu_layout gpu__layout_dense;  /* dense.c */
 extern const gpu_layout *const gpu_layouts[];
 extern const int gpu_n_layouts;
 
@@ -41,4 +42,7 @@ struct gpu_linear {
 
 /* Room for steps of at most so many rows; packed linears made later widen it. */
 int gpu__packed_reserve(gpu_dev *g, int64_t max_rows, err *e);
+/* Room for the inputs of dense linears; after the last of them was made. */
+int gpu__dense_reserve(gpu_dev *g, int64_t max_rows, int64_t max_k, err *e);
+void gpu__dense_close(gpu_dev *g);
 #endif

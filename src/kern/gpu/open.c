@@ -1,7 +1,7 @@
 /* Opening a GPU: the plug-in is looked for beside the program and where `make install` puts it, its
  * device is bound, and what every step needs is allocated. "emulated" takes the other build of the
  * plain kernels, which runs on the CPU: for tests, hundreds of times slower. */
-#include "kern/gpu/gpu.h"
+#include "kern/gpu/linear.h"
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -137,6 +137,7 @@ void gpu__close(kern_dev *d)
             free(g->known[i]);
         }
         gpu__step_free(g, &g->step);
+        gpu__dense_close(g);
         for (int i = 0; i < g->pool.n; i++)
             g->api->free(g->pool.mem[i]);
         if (g->clipped) g->api->free(g->clipped);
