@@ -448,7 +448,7 @@ static void test_left_out(void **state)
         {{"w:int8,channel,asym a:bf16", NUM_BF16}, 32, 256, KERN_ACT_AUTO, "zero points"},
         {{"w:mxfp8,g32 a:bf16", NUM_F8_E8M0}, 32, 256, KERN_ACT_AUTO, "blocks"},
         {{"w:nf4,g64 a:bf16", NUM_F32}, 32, 256, KERN_ACT_AUTO, "table"},
-        {{"w:f16 a:f16", NUM_NONE}, 32, 256, KERN_ACT_AUTO, "no format"},
+        {{"w:f16 a:f16", NUM_NONE}, 32, 256, KERN_ACT_AUTO, "does not hold"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         weights w = {0};
@@ -461,6 +461,22 @@ static void test_left_out(void **state)
     left_out("expert", &w, KERN_ACT_AUTO, true, "experts");
     ((int8_t *)(uintptr_t)w.q[0].zeros)[3] = -9;
     left_out("zero point", &w, KERN_ACT_AUTO, false, "zero points");
+    drop_weights(&w);
+}
+
+/* Groups of unequal size cannot be sorted into groups of the format. */
+static void test_unequal_groups(void **state)
+{
+    (void)state;
+    const scheme order = {"w:int4,g128,actorder a:bf16", NUM_F16};
+    int32_t idx[256] = {0};
+    weights w = {0};
+    add_shard(&w, &order, 32, 256);
+    for (int k = 0; k < 100; k++)
+        idx[k] = 1;
+    w.q[0].g_idx = idx;
+    left_out("unequal groups", &w, KERN_ACT_AUTO, false, "more than 128 columns");
+    w.q[0].g_idx = NULL;
     drop_weights(&w);
 }
 
@@ -519,6 +535,31 @@ static void test_odd_numbers(void **state)
     drop_weights(&w);
 }
 
+/* f16 and f32 that were bf16 once are bf16 again. */
+static void test_once_bf16(void **state)
+{
+    (void)state;
+    const scheme types[] = {{"w:f16 a:f16", NUM_NONE}, {"w:f32 a:bf16", NUM_NONE}};
+    for (int i = 0; i < 2; i++) {
+        weights w = {0};
+        add_shard(&w, &types[i], 32, 256);
+        uint8_t *codes = (uint8_t *)(uintptr_t)w.q[0].codes;
+        for (size_t j = 0; j < 32 * 256; j++) {
+            float v;
+            num_decode_row(w.q[0].code, codes + j * (i ? 4 : 2), 1, &v);
+            v = j % 97 ? bf16(v) : ldexpf(bf16(v), -12); /* also what f16 has few digits for */
+            num_encode_row(w.q[0].code, &v, 1, codes + j * (i ? 4 : 2));
+        }
+        know_values(&w, true);
+        kern_linear *l = make(&w, KERN_ACT_AUTO, false);
+        check_choice(types[i].text, l, "packed bf16", "bf16");
+        check_unpack(types[i].text, l, &w);
+        check_products(types[i].text, l, &w);
+        kern_linear_drop(dev, l);
+        drop_weights(&w);
+    }
+}
+
 /* Results of a row with NaN are NaN, as on the CPU; others are what they were. */
 static void test_nan(void **state)
 {
@@ -555,8 +596,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_formats),     cmocka_unit_test(test_many),
         cmocka_unit_test(test_pieces),      cmocka_unit_test(test_shards),
         cmocka_unit_test(test_arranged),    cmocka_unit_test(test_rules),
-        cmocka_unit_test(test_left_out),    cmocka_unit_test(test_fallen_back),
-        cmocka_unit_test(test_odd_numbers), cmocka_unit_test(test_nan),
+        cmocka_unit_test(test_left_out),    cmocka_unit_test(test_unequal_groups),
+        cmocka_unit_test(test_fallen_back), cmocka_unit_test(test_odd_numbers),
+        cmocka_unit_test(test_once_bf16),   cmocka_unit_test(test_nan),
     };
     if (argc > 1) device = argv[1];
     for (int i = 0; i < MOST_M * (MOST_K + 8); i++)

@@ -95,7 +95,8 @@ static const char *format_of(const qtensor *q, bool zeros, small_format *f)
     if (q->code == NUM_F8_E4M3) return e4m3_format(q, f);
     if (q->code == NUM_F4_E2M1) return fp4_format(q, f);
     *f = SMALL_BF16;
-    return q->code == NUM_BF16 && !q->scales ? NULL : "no format has such codes";
+    const bool plain = q->code == NUM_BF16 || q->code == NUM_F16 || q->code == NUM_F32;
+    return plain && !q->scales ? NULL : "no format has such codes";
 }
 
 static bool same_array(const void *a, const void *b, int64_t n)
@@ -227,6 +228,18 @@ static void unfold_four(const uint8_t *from, int64_t K, uint8_t flip, uint8_t *t
     }
 }
 
+/* Numbers of f16 or f32 that bf16 holds, as those of a model that was bf16 once. */
+static void read_plain(reader *r, const uint8_t *from, uint8_t *to)
+{
+    num_decode_row(r->q->code, from, (size_t)r->K, r->stored);
+    for (int64_t k = 0; k < r->K; k++) {
+        const float v = r->stored[k];
+        const uint16_t h = num_f32_to_bf16(v);
+        if (v == v && num_bf16_to_f32(h) != v) r->bad = "bf16 does not hold its numbers";
+        memcpy(to + 2 * k, &h, 2);
+    }
+}
+
 /* Codes of row n as small_pack wants them. */
 static void read_codes(reader *r, int64_t n, uint8_t *to)
 {
@@ -237,6 +250,8 @@ static void read_codes(reader *r, int64_t n, uint8_t *to)
     uint8_t *raw = perm ? r->row : to;
     if (num_infos[q->code].bits == 4)
         unfold_four(from, q->K, q->code == NUM_I4 ? 8 : 0, raw);
+    else if (q->code == NUM_F16 || q->code == NUM_F32)
+        read_plain(r, from, raw);
     else if (num_infos[q->code].bits >= 8)
         memcpy(raw, from, (size_t)q->K * width);
     else
@@ -304,6 +319,7 @@ static void check_row(reader *r, int64_t n)
 {
     const uint8_t *codes = NULL;
     read_scales(r, n, 0);
+    if (r->q->code == NUM_F16 || r->q->code == NUM_F32) read_codes(r, n, r->codes);
     if (!r->groups) return;
     small_kept(r->p->format, r->scales, r->groups, r->kept);
     for (int64_t g = 0; g < r->groups; g++)
