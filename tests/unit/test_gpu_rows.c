@@ -755,8 +755,7 @@ static void rope_store(void **state)
         strstr(gpu.api->launch[GPU_OP_rope_store](&bad, gpu.stream), "not the cache's"));
 }
 
-/* ---- nothing to do
- * -------------------------------------------------------------------------------
+/* ---- nothing to do ------------------------------------------------------------------------------
  */
 static void nothing(void **state)
 {

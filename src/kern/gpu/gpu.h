@@ -103,6 +103,7 @@ typedef struct gpu_dev {
     int n_known;
     gpu_step *now; /* between begin and end */
     bool replay;
+    int64_t fused; /* ops saved by fusing, of all lists */
     err failure;
     bool failed;
     struct gpu_profile *profile; /* NULL: operators are not timed */
@@ -172,6 +173,8 @@ int gpu__linear_make_as(kern_dev *d, const kern_linear_desc *desc, int i, kern_l
                         err *e);
 /* roof.c */
 int gpu__measure_roof(kern_dev *d, size_t bytes, kern_roof *out, err *e);
+/* Room in s->args, which may move: where it is from there. */
+size_t gpu__place_args(gpu_step *s, size_t bytes);
 /* fuse.c: neighbours of the list become one. */
 void gpu__fuse(gpu_dev *g, gpu_step *s);
 

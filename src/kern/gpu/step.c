@@ -204,6 +204,17 @@ bool gpu__step_begin(kern_dev *d, int64_t T, uint64_t key)
     return true;
 }
 
+size_t gpu__place_args(gpu_step *s, size_t bytes)
+{
+    size_t at = (s->args_used + 15) / 16 * 16;
+    if (at + bytes > s->args_room) {
+        s->args_room = 2 * (at + bytes) + 4096;
+        s->args = xrealloc(s->args, s->args_room);
+    }
+    s->args_used = at + bytes;
+    return at;
+}
+
 void gpu__push(gpu_dev *g, gpu_op op, const void *args, size_t bytes)
 {
     gpu_step *s = g->now;
@@ -211,13 +222,8 @@ void gpu__push(gpu_dev *g, gpu_op op, const void *args, size_t bytes)
         gpu__fail(g, "an op outside of a step");
         return;
     }
-    size_t at = (s->args_used + 15) / 16 * 16;
-    if (at + bytes > s->args_room) {
-        s->args_room = 2 * (at + bytes) + 4096;
-        s->args = xrealloc(s->args, s->args_room);
-    }
+    size_t at = gpu__place_args(s, bytes);
     memcpy(s->args + at, args, bytes);
-    s->args_used = at + bytes;
     if (s->n_ops == s->cap_ops) {
         s->cap_ops = s->cap_ops ? 2 * s->cap_ops : 256;
         s->ops = xrealloc(s->ops, sizeof *s->ops * (size_t)s->cap_ops);
