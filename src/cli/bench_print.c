@@ -176,6 +176,7 @@ static void text_head(const bench_plan *p, const bench_report *r, buf *b)
                "MB; steps of at most %lld tokens\n",
                i->load_seconds, (double)i->actual_bytes / 1e6, (double)i->predicted_bytes / 1e6,
                (double)i->kv_pool_bytes / 1e6, (long long)i->chunk);
+    if (roof->read_gbs <= 0) return;
     buf_printf(b, "roof: reads %.1f GB/s", roof->read_gbs);
     if (roof->bf16_tflops > 0) buf_printf(b, ", bf16 %.0f TFLOP/s", roof->bf16_tflops);
     if (roof->fp8_tflops > 0) buf_printf(b, ", fp8 %.0f TFLOP/s", roof->fp8_tflops);
