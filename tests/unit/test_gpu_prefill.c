@@ -3,15 +3,19 @@
  * nothing was stored, and gone pages where a window has passed. Both read the same rounded cache,
  * so that what differs is the rounding of q (f32 lanes) and of probabilities to 16 bits. */
 #include "gpu_fixture.h"
+#include "kern/cuda/decode.h"
 #include "kern/cuda/kv_place.h"
+#include "kern/cuda/plain_attention.h"
 #include "kern/cuda/prefill.h"
 #include "kern/ops.h"
 
 #define MAX_SEQS 40
 typedef const char *refuse_fn(const gpu_attention *a);
-typedef const char *run_fn(const gpu_attention *a, void *stream);
-static refuse_fn *prefill_refuses;
-static run_fn *prefill_runs;
+typedef const char *prefill_fn(const gpu_attention *a, int least, void *stream);
+typedef const char *decode_fn(const gpu_attention *a, void *stream);
+static refuse_fn *prefill_refuses, *decode_refuses;
+static prefill_fn *prefill_runs;
+static decode_fn *decode_runs;
 
 typedef struct span {
     int rows, len; /* len 0 = no sequence */
@@ -36,6 +40,7 @@ typedef struct step {
     kern_kv_layer layer;
     kern_seq seqs[MAX_SEQS];
     int n_cpu, T, pages, max_pages;
+    size_t work;
     uint8_t *mma; /* what the device's cache holds */
 } step;
 
@@ -158,33 +163,51 @@ static step make(const attn_case *c)
                             s.max_pages,
                             s.T,
                             max_rows,
-                            max_len};
+                            (int)kern_len_bucket(max_len)};
+    s.work = gpu.api->attention_work(s.T, c->H, c->D);
+    assert_true(s.work > ATTENTION_COUNTERS * 4);
+    s.gpu.work = gpu_empty(s.work);
+    gpu_ok("zero", gpu.api->zero(s.gpu.work, (size_t)ATTENTION_COUNTERS * 4, gpu.stream));
     return s;
 }
 
-/* Rows of sequences agree, all others are untouched. */
-static void check(step *s, const char *why)
+/* Whoever counts in the work memory leaves zeros behind. */
+static void check_counters(const step *s)
+{
+    uint8_t *zeros = gpu_host((size_t)ATTENTION_COUNTERS * 4);
+    memset(zeros, 0, (size_t)ATTENTION_COUNTERS * 4);
+    gpu_check_bytes(s->c.name, s->gpu.work, zeros, (size_t)ATTENTION_COUNTERS * 4);
+}
+
+/* Rows of sequences that have least to most of them agree, those of other sequences are untouched,
+ * and rows of no sequence are zero. */
+static void check(step *s, int least, int most, const char *why)
 {
     const attn_case *c = &s->c;
+    enum { NOBODY, OTHER, MINE };
     if (why) fail_msg("%s: %s", c->name, why);
     gpu_sync();
+    check_counters(s);
     s->cpu.kv = &s->layer, s->cpu.seqs = s->seqs;
     kern_attention(gpu.cpu, &s->cpu);
     size_t lane = gpu_lane_bytes(c->out);
     int64_t n = s->out.cols, lanes = gpu_mat_lanes(&s->out);
     char *raw = gpu_host((size_t)lanes * lane);
-    bool *mine = gpu_host((size_t)s->T);
-    memset(mine, 0, (size_t)s->T);
-    for (int i = 0; i < s->n_cpu; i++)
-        memset(mine + s->seqs[i].row0, 1, (size_t)s->seqs[i].n_rows);
+    uint8_t *whose = memset(gpu_host((size_t)s->T), NOBODY, (size_t)s->T);
+    for (int i = 0; i < s->n_cpu; i++) {
+        int rows = s->seqs[i].n_rows;
+        memset(whose + s->seqs[i].row0, rows >= least && rows <= most ? MINE : OTHER, (size_t)rows);
+    }
     gpu_read(raw, s->out.mem, (size_t)lanes * lane);
     double d2 = 0, r2 = 0;
     for (int64_t i = 0; i < lanes; i++) {
         int64_t at = i - GPU_GUARD, row = at < 0 ? -1 : at / s->out.ld, col = at % s->out.ld;
         uint32_t u = 0, poison = lane == 4 ? 0xffffffffu : 0xffffu;
         memcpy(&u, raw + (size_t)i * lane, lane);
-        if (row < 0 || row >= s->T || col >= n || !mine[row]) {
-            if (u != poison) fail_msg("%s: row %d lane %d is written", c->name, (int)row, (int)col);
+        bool inside = row >= 0 && row < s->T && col < n;
+        if (!inside || whose[row] != MINE) {
+            if (u != (inside && whose[row] == NOBODY ? 0 : poison))
+                fail_msg("%s: row %d lane %d is %x", c->name, (int)row, (int)col, u);
             continue;
         }
         float got = num_bf16_to_f32((uint16_t)u), want = s->out.host[row * s->out.ld + col];
@@ -195,7 +218,7 @@ static void check(step *s, const char *why)
                      (int)col / c->D, (int)col % c->D, (double)got, (double)want);
         d2 += d * d, r2 += (double)want * (double)want;
     }
-    printf("%-28s relative error %.1e\n", c->name, sqrt(d2 / r2));
+    if (r2 > 0) printf("%-28s relative error %.1e\n", c->name, sqrt(d2 / r2));
     if (!(d2 <= 5e-3 * 5e-3 * r2)) fail_msg("%s: relative error %g", c->name, sqrt(d2 / r2));
     gpu_drop_all();
 }
@@ -226,15 +249,75 @@ static const attn_case many_rows[] = {
 };
 /* clang-format on */
 
+/* clang-format off */
+static const attn_case one_row[] = {
+    {"one bf16", 8, 2, 128, KV_BF16, GPU_BF16, GPU_BF16, 0, 0, false, false, {{1, 1}, {0, 0}, {1, 32}, {1, 33}, {1, 700}}, 5},
+    {"one bf16 64, many runs", 8, 2, 64, KV_BF16, GPU_F32, GPU_F32, 0, 0, false, false, {{1, 2300}}, 1},
+    {"one bf16 64, runs", 4, 2, 64, KV_BF16, GPU_BF16, GPU_F32, 0, 0, false, false, {{1, 900}, {1, 1}, {1, 300}}, 3},
+    {"one bf16 96", 6, 2, 96, KV_BF16, GPU_BF16, GPU_F32, 0, 0, false, false, {{1, 600}, {1, 31}}, 2},
+    {"one bf16 256", 6, 1, 256, KV_BF16, GPU_BF16, GPU_F32, 0, 0, false, false, {{1, 300}, {1, 65}}, 2},
+    {"one bf16 window", 8, 2, 128, KV_BF16, GPU_BF16, GPU_BF16, 77, 0, false, false, {{1, 20}, {1, 77}, {1, 78}, {1, 500}, {1, 96}}, 5},
+    {"one bf16 window of one", 2, 1, 64, KV_BF16, GPU_BF16, GPU_F32, 1, 0, false, false, {{1, 100}, {1, 1}}, 2},
+    {"one bf16 long window, sinks", 8, 1, 64, KV_BF16, GPU_BF16, GPU_F32, 600, 0, true, false, {{1, 900}, {1, 3}, {1, 640}}, 3},
+    {"one bf16 sinks, softcap", 8, 1, 64, KV_BF16, GPU_BF16, GPU_F32, 0, 1.5f, true, false, {{1, 20}, {1, 570}}, 2},
+    {"one bf16, 12 a head", 24, 2, 64, KV_BF16, GPU_BF16, GPU_F32, 0, 0, true, false, {{1, 520}, {1, 40}}, 2},
+    {"one bf16, 9 a head", 9, 1, 64, KV_BF16, GPU_BF16, GPU_F32, 0, 0, false, false, {{1, 1100}}, 1},
+    {"one fp8", 8, 2, 128, KV_FP8_E4M3, GPU_BF16, GPU_BF16, 0, 0, false, true, {{1, 500}, {1, 1}, {0, 0}, {1, 90}}, 4},
+    {"one fp8 64", 7, 1, 64, KV_FP8_E4M3, GPU_F32, GPU_F32, 0, 0, true, true, {{1, 1000}, {1, 1}}, 2},
+    {"one fp8 96", 2, 1, 96, KV_FP8_E4M3, GPU_F32, GPU_F32, 100, 0, false, false, {{1, 366}, {1, 40}}, 2},
+    {"one fp8 256 softcap", 2, 1, 256, KV_FP8_E4M3, GPU_BF16, GPU_F32, 0, 2, false, true, {{1, 170}}, 1},
+};
+static const attn_case mixed_rows[] = {
+    {"mixed bf16", 8, 2, 128, KV_BF16, GPU_BF16, GPU_BF16, 0, 0, false, false, {{1, 700}, {5, 5}, {0, 0}, {1, 33}, {40, 129}, {2, 2}}, 6},
+    {"mixed fp8, window", 6, 2, 64, KV_FP8_E4M3, GPU_F32, GPU_F32, 50, 0, true, true, {{70, 200}, {1, 33}, {1, 300}}, 3},
+    {"mixed, no kernel for D", 4, 2, 32, KV_BF16, GPU_BF16, GPU_F32, 0, 0, false, false, {{7, 70}, {1, 33}, {1, 90}}, 3},
+    {"mixed, no kernel for type", 4, 2, 64, KV_FP8_E5M2, GPU_BF16, GPU_F32, 0, 0, false, true, {{7, 70}, {1, 33}, {1, 90}}, 3},
+};
+/* clang-format on */
+#define N_OF(cases) (sizeof(cases) / sizeof *(cases))
+
 static void prefill(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < sizeof many_rows / sizeof *many_rows; i++) {
+    for (size_t i = 0; i < N_OF(many_rows); i++) {
         step s = make(&many_rows[i]);
         const char *no = prefill_refuses(&s.gpu);
         if (no) fail_msg("%s: refused: %s", many_rows[i].name, no);
-        check(&s, prefill_runs(&s.gpu, gpu.stream));
+        check(&s, 1, 1 << 30, prefill_runs(&s.gpu, 1, gpu.stream));
     }
+    for (size_t i = 0; i < 2; i++) {
+        step s = make(&mixed_rows[i]);
+        check(&s, 2, 1 << 30, prefill_runs(&s.gpu, 2, gpu.stream));
+    }
+}
+
+static void decode(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < N_OF(one_row) + 2; i++) {
+        const attn_case *c = i < N_OF(one_row) ? &one_row[i] : &mixed_rows[i - N_OF(one_row)];
+        step s = make(c);
+        const char *no = decode_refuses(&s.gpu);
+        if (no) fail_msg("%s: refused: %s", c->name, no);
+        check(&s, 1, 1, decode_runs(&s.gpu, gpu.stream));
+    }
+}
+
+/* The operator, whatever kernels it takes. */
+static void chosen(const attn_case *c, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        step s = make(&c[i]);
+        gpu_run(GPU_OP_attention, &s.gpu);
+        check(&s, 1, 1 << 30, NULL);
+    }
+}
+static void operator_of(void **state)
+{
+    (void)state;
+    chosen(many_rows, N_OF(many_rows));
+    chosen(one_row, N_OF(one_row));
+    chosen(mixed_rows, N_OF(mixed_rows));
 }
 
 static void *symbol(const char *name)
@@ -249,9 +332,13 @@ static void *symbol(const char *name)
 
 int main(int argc, char **argv)
 {
-    static const struct CMUnitTest tests[] = {GPU_TEST(prefill)};
+    static const struct CMUnitTest tests[] = {GPU_TEST(prefill), GPU_TEST(decode),
+                                              GPU_TEST(operator_of)};
+    static const gpu_op tested[] = {GPU_OP_attention};
     gpu_begin(argc, argv);
     *(void **)&prefill_refuses = symbol("prefill_refuse");
     *(void **)&prefill_runs = symbol("prefill_run");
-    return gpu_end(cmocka_run_group_tests(tests, NULL, NULL), NULL, 0);
+    *(void **)&decode_refuses = symbol("decode_refuse");
+    *(void **)&decode_runs = symbol("decode_run");
+    return gpu_end(cmocka_run_group_tests(tests, NULL, NULL), tested, 1);
 }

@@ -1,148 +1,199 @@
-/* Instances of decode.cuh and the choice of runs: enough blocks to fill the chip, none with less
- * than a page a warp; up to sixteen runs are a cluster where so many clusters fit. */
+/* Instances of decode.cuh and the choice of runs; up to sixteen runs are a cluster where so many
+ * clusters fit. */
 #include "kern/cuda/decode.h"
 #include "kern/cuda/decode.cuh"
-#include <math.h>
-#include <stdio.h>
-
-#define MAX_RUNS 64
+#include "kern/cuda/plain_attention.h"
 
 typedef void kernel_fn(const decode_args);
 typedef struct entry {
-    decode_kv kv;
-    int D, cluster, warps;
+    int type, D, cluster, warps; /* kern_kv_type */
     size_t smem;
     kernel_fn *kernel;
 } entry;
-#define ROW(KV, V, D, WARPS, STAGES, CLUSTER)                                                      \
+#define ROW(TYPE, V, D, WARPS, STAGES, BLOCKS, CLUSTER)                                            \
     {                                                                                              \
-        KV, D, CLUSTER, WARPS, decode_shape<V, D, WARPS, STAGES>::smem,                            \
-            decode_kernel<V, D, WARPS, STAGES, CLUSTER>                                            \
+        TYPE, D, CLUSTER, WARPS, decode_shape<V, D, WARPS, STAGES>::smem,                          \
+            decode_kernel<V, D, WARPS, STAGES, BLOCKS, CLUSTER>                                    \
     }
-#define ALL(KV, V, D, WARPS, STAGES)                                                               \
-    ROW(KV, V, D, WARPS, STAGES, 1), ROW(KV, V, D, WARPS, STAGES, 2),                              \
-        ROW(KV, V, D, WARPS, STAGES, 4), ROW(KV, V, D, WARPS, STAGES, 8),                          \
-        ROW(KV, V, D, WARPS, STAGES, 16)
+#ifdef TARE_EMULATED
+#define ALL(...) ROW(__VA_ARGS__, 1)
+#else
+#define ALL(...)                                                                                   \
+    ROW(__VA_ARGS__, 1), ROW(__VA_ARGS__, 2), ROW(__VA_ARGS__, 4), ROW(__VA_ARGS__, 8),            \
+        ROW(__VA_ARGS__, 16)
+#endif
+/* Warps, stages and blocks of a multiprocessor: as many as its shared memory holds. */
 static const entry entries[] = {
-    ALL(DECODE_BF16, kv_bf16, 64, 8, 2),
-    ALL(DECODE_BF16, kv_bf16, 128, 8, 1),
-    ALL(DECODE_E4M3, kv_e4m3, 64, 8, 2),
-    ALL(DECODE_E4M3, kv_e4m3, 128, 8, 1),
+    ALL(KV_BF16, kv_bf16, 64, 8, 2, 1),      ALL(KV_BF16, kv_bf16, 96, 8, 2, 1),
+    ALL(KV_BF16, kv_bf16, 128, 8, 1, 1),     ALL(KV_BF16, kv_bf16, 256, 4, 1, 1),
+    ALL(KV_FP8_E4M3, kv_e4m3, 64, 8, 2, 2),  ALL(KV_FP8_E4M3, kv_e4m3, 96, 8, 2, 2),
+    ALL(KV_FP8_E4M3, kv_e4m3, 128, 8, 1, 2), ALL(KV_FP8_E4M3, kv_e4m3, 256, 4, 1, 2),
 };
 
-static const entry *find(decode_kv kv, int D, int cluster)
+static const entry *find(int type, int D, int cluster)
 {
     for (size_t i = 0; i < sizeof entries / sizeof *entries; i++)
-        if (entries[i].kv == kv && entries[i].D == D && entries[i].cluster == cluster)
+        if (entries[i].type == type && entries[i].D == D && entries[i].cluster == cluster)
             return &entries[i];
     return NULL;
 }
 
-extern "C" size_t decode_head_bytes(decode_kv kv, int D)
+/* How the work is divided. */
+typedef struct division {
+    int sets, heads; /* of the query heads of a KV head */
+    int64_t tasks;   /* sequences times KV heads times sets: runs are blocks of a task */
+    int pages;       /* of the longest sequence, as far as it is seen */
+    int most;        /* runs that the work memory holds */
+} division;
+
+static int over(int64_t x, int64_t by)
 {
-    return (size_t)2 * DECODE_PAGE * (size_t)D * (kv == DECODE_BF16 ? 2 : 1);
+    return (int)((x + by - 1) / by);
 }
 
-extern "C" size_t decode_place(decode_kv kv, int D, int which, int t, int d)
+static division divide(const gpu_attention *a)
 {
-    return kv_place(kv == DECODE_BF16 ? 2 : 1, D, which, t, d);
+    division d;
+    const int G = a->H / a->kv.Hk;
+    int64_t keys = a->seqs.max_len;
+    if (a->window > 0 && keys > a->window) keys = (int64_t)a->window + DECODE_PAGE - 1;
+    d.sets = over(G, DECODE_HEADS);
+    d.heads = over(G, d.sets);
+    d.tasks = (int64_t)a->seqs.n * a->kv.Hk * d.sets;
+    d.pages = over(keys, DECODE_PAGE);
+    const int64_t places = (int64_t)a->seqs.T * a->kv.Hk * d.sets;
+    int64_t rows = (int64_t)a->seqs.T * a->H * ATTENTION_PARTS;
+    if (rows > ATTENTION_PART_ROWS) rows = ATTENTION_PART_ROWS;
+    rows /= places * d.heads > 0 ? places * d.heads : 1;
+    d.most = !a->work || places > ATTENTION_COUNTERS || rows < 1 ? 1
+             : rows > ATTENTION_PARTS                            ? ATTENTION_PARTS
+                                                                 : (int)rows;
+    return d;
 }
 
-extern "C" float decode_q_scale(decode_kv kv, float softmax_scale, float k_scale)
+extern "C" const char *decode_refuse(const gpu_attention *a)
 {
-    return softmax_scale * k_scale * 1.4426950408889634f *
-           (kv == DECODE_BF16 ? kv_bf16::k_up : kv_e4m3::k_up);
-}
-
-static size_t done_bytes(int B, int Hk)
-{
-    return ((size_t)B * (size_t)Hk * sizeof(unsigned) + 255) / 256 * 256;
-}
-
-extern "C" size_t decode_work_bytes(int B, int Hk, int G, int D)
-{
-    return done_bytes(B, Hk) + (size_t)B * Hk * MAX_RUNS * G * (D + 2) * sizeof(float);
-}
-
-/* Runs a head: to fill the chip, but no warp without a page. */
-static int runs_for(const decode_call *c, int sms, int warps)
-{
-    int pages = (c->max_len + DECODE_PAGE - 1) / DECODE_PAGE, heads = c->B * c->Hk;
-    int fill = (sms + heads - 1) / heads, most = (pages + warps - 1) / warps;
-    int runs = fill < most ? fill : most;
-    return runs < 1 ? 1 : runs > MAX_RUNS ? MAX_RUNS : runs;
-}
-
-static const char *refuse(const decode_call *c)
-{
-    static thread_local char why[128];
-    why[0] = 0;
-    if (!find(c->kv, c->D, 1))
-        snprintf(why, sizeof why, "head dim %d, made for 64 and 128", c->D);
-    else if (c->G < 1 || c->G > 8)
-        snprintf(why, sizeof why, "%d query heads a KV head, made for 1 to 8", c->G);
-    else if (c->B < 1 || c->B > 65535 || c->Hk < 1 || c->Hk > 65535 || c->max_len < 1)
-        snprintf(why, sizeof why, "batch %d, %d heads, length %d", c->B, c->Hk, c->max_len);
-    return *why ? why : NULL;
-}
-
-extern "C" const char *decode_run(const decode_call *c)
-{
-    const char *why = refuse(c);
-    int device = 0, sms = 0, fit = 0;
+    const char *why = attn_refuse(a);
     if (why) return why;
+    if (!find(a->kv.type, a->kv.D, 1)) return "made for heads of 64, 96, 128 and 256 lanes";
+    const division d = divide(a);
+    if (a->seqs.n > 65535 || (int64_t)a->kv.Hk * d.sets > 65535)
+        return "more sequences or heads than a grid has blocks";
+    return a->seqs.max_len < 1 ? "no keys" : NULL;
+}
+
+/* Time with so many runs, in halves of the time that a block's warps need for a page each: blocks
+ * take turns on the multiprocessors, those that lie on one together share the reading; each turn
+ * begins and ends with half a page's time. */
+static int64_t cost(const division *d, int runs, int warps, int sms, int together)
+{
+    const int64_t blocks = d->tasks * runs;
+    return 2 * (int64_t)over(blocks, sms) * over(d->pages, (int64_t)runs * warps) +
+           over(blocks, (int64_t)sms * together);
+}
+
+/* Runs of a task: the cheapest, but no warp without a page. Of equal ones more runs where blocks
+ * lie on a multiprocessor together, so that one reads while another computes. */
+static int runs_for(const division *d, int warps, int sms, int together)
+{
+    int best = 1, most = over(d->pages, warps);
+    if (most > d->most) most = d->most;
+    for (int runs = 2; runs <= most; runs++) {
+        const int64_t now = cost(d, runs, warps, sms, together),
+                      was = cost(d, best, warps, sms, together);
+        if (now < was || (now == was && d->tasks * runs > sms && together > 1)) best = runs;
+    }
+    return best;
+}
+
+static decode_args args_of(const gpu_attention *a, const division *d, int runs)
+{
+    decode_args p;
+    p.a = *a;
+    p.done = (unsigned *)a->work;
+    p.part = a->work ? (float *)((unsigned *)a->work + ATTENTION_COUNTERS) : NULL;
+    p.runs = runs, p.sets = d->sets, p.heads = d->heads;
+    return p;
+}
+
+#ifdef TARE_EMULATED
+/* Of a chip with 132 multiprocessors; runs merge through memory. */
+extern "C" const char *decode_run(const gpu_attention *a, void *stream)
+{
+    const char *why = decode_refuse(a);
+    if (why || a->seqs.n < 1) return why;
+    const entry *e = find(a->kv.type, a->kv.D, 1);
+    const division d = divide(a);
+    const int runs = runs_for(&d, e->warps, 132, 1);
+    why = ALLOW_SMEM(e->kernel, e->smem);
+    if (why) return why;
+    return LAUNCH(e->kernel,
+                  dim3((unsigned)runs, (unsigned)(a->kv.Hk * d.sets), (unsigned)a->seqs.n),
+                  dim3((unsigned)e->warps * 32), e->smem, stream, args_of(a, &d, runs));
+}
+#else
+/* Runs as a cluster where as many clusters fit as there are tasks (a second wave costs more than it
+ * gives) and the runs that a smaller power of two lacks are not worth more than merging in memory:
+ * *e and *runs become those of the cluster. */
+static const char *cluster_for(const division *d, const entry **e, int *runs, int sms, int together,
+                               cudaLaunchConfig_t *cfg, cudaLaunchAttribute *at)
+{
+    int cluster = 1, fit = 0;
+    while (cluster < 16 && 2 * cluster <= *runs)
+        cluster *= 2;
+    if (cluster == 1 || cost(d, cluster, (*e)->warps, sms, together) >
+                            cost(d, *runs, (*e)->warps, sms, together) + 1)
+        return NULL;
+    const entry *x = find((*e)->type, (*e)->D, cluster);
+    at->id = cudaLaunchAttributeClusterDimension;
+    at->val.clusterDim.x = (unsigned)cluster;
+    at->val.clusterDim.y = at->val.clusterDim.z = 1;
+    cfg->attrs = at, cfg->numAttrs = 1;
+    cfg->gridDim.x = (unsigned)cluster;
+    cudaError_t rc =
+        cudaFuncSetAttribute(x->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)x->smem);
+    if (rc == cudaSuccess && cluster > 8) /* more than every device promises */
+        rc = cudaFuncSetAttribute(x->kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    if (rc == cudaSuccess) rc = cudaOccupancyMaxActiveClusters(&fit, x->kernel, cfg);
+    if (rc == cudaSuccess && fit >= d->tasks)
+        *e = x, *runs = cluster;
+    else
+        cfg->numAttrs = 0;
+    return cuda_error(rc);
+}
+
+extern "C" const char *decode_run(const gpu_attention *a, void *stream)
+{
+    const char *why = decode_refuse(a);
+    int device = 0, sms = 0, together = 1;
+    if (why || a->seqs.n < 1) return why;
+    const entry *e = find(a->kv.type, a->kv.D, 1);
+    const division d = divide(a);
     cudaError_t rc = cudaGetDevice(&device);
     if (rc == cudaSuccess)
         rc = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+    if (rc == cudaSuccess)
+        rc = cudaFuncSetAttribute(e->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  (int)e->smem);
+    if (rc == cudaSuccess)
+        rc = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&together, e->kernel, e->warps * 32,
+                                                           e->smem);
     if (rc != cudaSuccess) return cudaGetErrorString(rc);
-    const entry *e = find(c->kv, c->D, 1);
-    int runs = runs_for(c, sms, e->warps);
+    if (together < 1) return "decode: a block does not fit on a multiprocessor";
+    int runs = runs_for(&d, e->warps, sms, together);
     cudaLaunchAttribute at[2];
     cudaLaunchConfig_t cfg = {};
-    cfg.stream = (cudaStream_t)c->stream;
+    cfg.stream = (cudaStream_t)stream;
     cfg.blockDim = dim3((unsigned)e->warps * 32);
     cfg.dynamicSmemBytes = e->smem;
+    cfg.gridDim = dim3((unsigned)runs, (unsigned)(a->kv.Hk * d.sets), (unsigned)a->seqs.n);
+    why = cluster_for(&d, &e, &runs, sms, together, &cfg, at);
+    if (why) return why;
     cfg.attrs = at;
-    for (int cluster = 16; cluster > 1; cluster /= 2) {
-        if (runs < cluster || runs >= 2 * cluster) continue;
-        const entry *x = find(c->kv, c->D, cluster);
-        at[0].id = cudaLaunchAttributeClusterDimension;
-        at[0].val.clusterDim.x = (unsigned)cluster;
-        at[0].val.clusterDim.y = at[0].val.clusterDim.z = 1;
-        cfg.numAttrs = 1;
-        cfg.gridDim = dim3((unsigned)cluster, (unsigned)c->Hk, (unsigned)c->B);
-        rc = cudaFuncSetAttribute(x->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  (int)x->smem);
-        if (rc == cudaSuccess && cluster > 8) /* more than every device promises */
-            rc = cudaFuncSetAttribute(x->kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-        if (rc == cudaSuccess) rc = cudaOccupancyMaxActiveClusters(&fit, x->kernel, &cfg);
-        if (rc != cudaSuccess) return cudaGetErrorString(rc);
-        if (fit < c->B * c->Hk) cfg.numAttrs = 0; /* a second wave costs more than it gives */
-        if (cfg.numAttrs) e = x, runs = cluster;
-    }
-    rc = cudaFuncSetAttribute(e->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)e->smem);
-    if (rc != cudaSuccess) return cudaGetErrorString(rc);
-    cfg.gridDim = dim3((unsigned)runs, (unsigned)c->Hk, (unsigned)c->B);
-    if (c->pdl) {
-        at[cfg.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-        at[cfg.numAttrs].val.programmaticStreamSerializationAllowed = 1;
-        cfg.numAttrs++;
-    }
-    decode_args a = {(const uint8_t *)c->cache,
-                     c->page_stride,
-                     c->head_bytes,
-                     (const __nv_bfloat16 *)c->q,
-                     c->out,
-                     c->pages,
-                     c->lens,
-                     (float *)((char *)c->work + done_bytes(c->B, c->Hk)),
-                     (unsigned *)c->work,
-                     c->B,
-                     c->Hk,
-                     c->G,
-                     runs,
-                     c->max_pages,
-                     c->v_scale};
-    rc = cudaLaunchKernelEx(&cfg, e->kernel, a);
-    return rc == cudaSuccess ? NULL : cudaGetErrorString(rc);
+    cfg.gridDim.x = (unsigned)runs;
+    at[cfg.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    at[cfg.numAttrs].val.programmaticStreamSerializationAllowed = 1;
+    cfg.numAttrs++;
+    return cuda_error(cudaLaunchKernelEx(&cfg, e->kernel, args_of(a, &d, runs)));
 }
+#endif

@@ -1,9 +1,10 @@
 /* Attention of one new token a sequence over a paged cache: reading the cache is all there is to
- * it, so it is a stream like small.cuh. A block has a KV head of a sequence and a run of its pages;
- * each warp takes page after page of the run through a ring of its own, filled by bulk copies, and
- * keeps a softmax of its own; the warps are merged in shared memory. Few runs are the blocks of a
- * cluster and are merged through each other's shared memory; many are merged by the block that
- * finishes last. Both add up in the order of the runs: results do not depend on timing.
+ * it, so it is a stream like small.cuh. A block has a KV head of a sequence (eight of its query
+ * heads at most) and a run of its pages; each warp takes page after page of the run through a ring
+ * of its own, filled by bulk copies, and keeps a softmax of its own; the warps are merged in shared
+ * memory. Few runs are the blocks of a cluster and are merged through each other's shared memory;
+ * many are merged by the block that finishes last. Both add up in the order of the runs: results do
+ * not depend on timing.
  *
  * A page holds 32 tokens of a head: K [32 tokens][D] row by row, then V transposed, [D][32 tokens],
  * so that both are the 16-row operand of the tensor cores as they lie (S = K q: rows are tokens;
@@ -14,97 +15,98 @@
  *   V  lane l has row l/4 and of it the eight tokens at 8(l%4), which is where kv_place puts what a
  *      lane multiplies
  *
- * fp8: codes become bf16 by shifting, 2^120 too small; for K the factor is in q's scale, for V in
- * that of the output. */
+ * Lengths, rows and pages are read on the device. Sequences of another number of rows than one are
+ * left alone, rows of no sequence become zero. */
 #ifndef KERN_CUDA_DECODE_CUH
 #define KERN_CUDA_DECODE_CUH
-#include "kern/cuda/kv_place.h"
-#include "kern/cuda/ptx.cuh"
+#include "kern/cuda/attn.cuh"
 
-#define DECODE_PAGE KV_PLACE_TOKENS
+#define DECODE_PAGE  KV_PLACE_TOKENS
+#define DECODE_HEADS 8 /* query heads of a block */
 
 struct decode_args {
-    const uint8_t *cache; /* page p of head h at cache + p*page_stride + h*head_bytes */
-    int64_t page_stride, head_bytes;
-    const __nv_bfloat16 *q; /* [B, H, D] */
-    float *out;             /* [B, H, D] */
-    const int *pages;       /* [B, max_pages] */
-    const int *lens;        /* [B] tokens in the cache */
-    float *part;            /* [B, Hk, runs, G, D + 2] */
-    unsigned *done;         /* [B, Hk], zero before and after */
-    int B, Hk, G, runs, max_pages;
-    float out_scale; /* v_scale */
-};
-
-struct kv_bf16 {
-    static constexpr int bytes = 2;
-    static constexpr float k_up = 1.0f, v_up = 1.0f;
-    /* Two k16 steps of A from 8 values of row r and 8 of row r+8. */
-    static __device__ __forceinline__ void take(uint32_t r0, uint32_t r8, uint32_t a[2][4])
-    {
-        uint4 x = ptx_lds128(r0), y = ptx_lds128(r8);
-        a[0][0] = x.x, a[0][2] = x.y, a[1][0] = x.z, a[1][2] = x.w;
-        a[0][1] = y.x, a[0][3] = y.y, a[1][1] = y.z, a[1][3] = y.w;
-    }
-};
-struct kv_e4m3 {
-    static constexpr int bytes = 1;
-    static constexpr float k_up = 1.329227995784916e36f, v_up = 1.329227995784916e36f; /* 2^120 */
-    static __device__ __forceinline__ uint32_t low(uint32_t w) /* bytes 0, 1 */
-    {
-        uint32_t p = __byte_perm(w, 0, 0x4140);
-        return ((p << 4) & 0x07f007f0u) | ((p << 8) & 0x80008000u);
-    }
-    static __device__ __forceinline__ uint32_t high(uint32_t w)
-    {
-        uint32_t p = __byte_perm(w, 0, 0x4342);
-        return ((p << 4) & 0x07f007f0u) | ((p << 8) & 0x80008000u);
-    }
-    static __device__ __forceinline__ void take(uint32_t r0, uint32_t r8, uint32_t a[2][4])
-    {
-        uint2 x = ptx_lds64(r0), y = ptx_lds64(r8);
-        a[0][0] = low(x.x), a[0][2] = high(x.x), a[1][0] = low(x.y), a[1][2] = high(x.y);
-        a[0][1] = low(y.x), a[0][3] = high(y.x), a[1][1] = low(y.y), a[1][3] = high(y.y);
-    }
+    gpu_attention a;
+    float *part;    /* [T, Hk, sets, runs, heads, D + 2]: sums, maximum, total */
+    unsigned *done; /* [T, Hk, sets], zero before and after */
+    int runs;
+    int sets, heads; /* blocks that share a KV head; query heads of each but the last */
 };
 
 template <class V, int D, int WARPS, int STAGES> struct decode_shape {
     static constexpr int plane = DECODE_PAGE * D * V::bytes, page = 2 * plane;
     static constexpr int threads = WARPS * 32;
     static constexpr size_t ring = (size_t)WARPS * STAGES * page;
-    static constexpr size_t merge = (size_t)(WARPS + 1) * 8 * (D + 6) * 4;
+    static constexpr size_t merge = (size_t)(WARPS + 1) * DECODE_HEADS * (D + 6) * 4;
     static constexpr size_t body = ring > merge ? ring : merge;
     static constexpr size_t smem = body + WARPS * STAGES * 8;
 };
 
-/* Running softmax of a warp: maximum and sum of queries 2(l%4), +1; O rows l/4 (+8) of D/16 tiles.
- */
+/* What a block works on. */
+struct decode_task {
+    int hk, head0, heads;      /* KV head; query heads */
+    int64_t row, place;        /* row of the step; of [T, Hk, sets] */
+    int lo, len;               /* keys [lo, len) are seen */
+    int first, end, last_page; /* pages of the run; the sequence's last */
+    float v_scale;
+    bool nobody; /* there may be rows of no sequence for this block */
+};
+
+/* Running softmax of a warp: maximum of the scores and sum of queries 2(l%4), +1; O rows l/4 (+8)
+ * of D/16 tiles. */
 template <int D> struct decode_state {
     float max[2], sum[2], o[D / 16][4];
 };
 
-template <class V, int D>
-static __device__ __forceinline__ void decode_page(uint32_t at, int lane, int valid,
-                                                   const uint32_t q[D / 32][4], decode_state<D> &st)
+/* Two k16 steps of A from 8 values of row r and 8 of row r+8. */
+template <class V>
+static __device__ __forceinline__ void decode_take(uint32_t r0, uint32_t r8, uint32_t a[2][4])
 {
-    const int r = lane / 4, c = lane % 4;
+    uint32_t x[4], y[4];
+    V::take(r0, x);
+    V::take(r8, y);
+    a[0][0] = x[0], a[0][2] = x[1], a[1][0] = x[2], a[1][2] = x[3];
+    a[0][1] = y[0], a[0][3] = y[1], a[1][1] = y[2], a[1][3] = y[3];
+}
+
+/* Bits of tokens t and t+1 of a page, of which [lo, hi) count. */
+static __device__ __forceinline__ uint32_t decode_pair(int t, int lo, int hi)
+{
+    return (t >= lo && t < hi ? 0xffffu : 0u) | (t + 1 >= lo && t + 1 < hi ? 0xffff0000u : 0u);
+}
+
+/* EDGE: only tokens [lo, hi) of the page count; others may hold anything, NaN too. */
+template <class V, int D, bool EDGE>
+static __device__ __forceinline__ void decode_page(uint32_t at, int lane_id, int lo, int hi,
+                                                   const uint32_t q[D / 32][4], attn_scale scale,
+                                                   decode_state<D> &st)
+{
+    const int r = lane_id / 4, c = lane_id % 4;
     float s[2][4];
 #pragma unroll
     for (int t = 0; t < 2; t++) { /* 16 tokens each */
         s[t][0] = s[t][1] = s[t][2] = s[t][3] = 0;
-        uint32_t row = at + (uint32_t)((t * 16 + r) * D) * V::bytes;
+        const uint32_t row = at + (uint32_t)((t * 16 + r) * D) * V::bytes;
 #pragma unroll
         for (int i = 0; i < D / 32; i++) {
             uint32_t a[2][4],
                 k = row + (uint32_t)(((4 * i + c) ^ kv_turn(V::bytes, D, r)) * 8) * V::bytes;
-            V::take(k, k + 8 * D * V::bytes, a);
-            ptx_mma_bf16(s[t], a[0], q[i][0], q[i][1]);
-            ptx_mma_bf16(s[t], a[1], q[i][2], q[i][3]);
+            decode_take<V>(k, k + 8 * D * V::bytes, a);
+            V::mma(s[t], a[0], q[i][0], q[i][1]);
+            V::mma(s[t], a[1], q[i][2], q[i][3]);
         }
-        if (t * 16 + r >= valid) s[t][0] = s[t][1] = -INFINITY;
-        if (t * 16 + r + 8 >= valid) s[t][2] = s[t][3] = -INFINITY;
+        if (scale.cap > 0) {
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                s[t][i] = attn_capped(s[t][i], scale);
+        }
+        if (EDGE) {
+            const int k = t * 16 + r;
+            if (k < lo || k >= hi) s[t][0] = s[t][1] = -INFINITY;
+            if (k + 8 < lo || k + 8 >= hi) s[t][2] = s[t][3] = -INFINITY;
+        }
     }
-    float scale[2];
+    const float by = scale.cap > 0 ? 1.0f : scale.by;
+    float shrink[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         float m = fmaxf(fmaxf(s[0][h], s[0][h + 2]), fmaxf(s[1][h], s[1][h + 2]));
@@ -112,54 +114,74 @@ static __device__ __forceinline__ void decode_page(uint32_t at, int lane, int va
         m = fmaxf(m, __shfl_xor_sync(~0u, m, 8));
         m = fmaxf(m, __shfl_xor_sync(~0u, m, 16));
         m = fmaxf(m, st.max[h]);
-        scale[h] = exp2f(st.max[h] - m);
+        shrink[h] = ptx_exp2((st.max[h] - m) * by);
         st.max[h] = m;
+        const float from = -m * by;
         float sum = 0;
 #pragma unroll
         for (int t = 0; t < 2; t++) {
-            s[t][h] = exp2f(s[t][h] - m);
-            s[t][h + 2] = exp2f(s[t][h + 2] - m);
+            s[t][h] = ptx_exp2(fmaf(s[t][h], by, from));
+            s[t][h + 2] = ptx_exp2(fmaf(s[t][h + 2], by, from));
             sum += s[t][h] + s[t][h + 2];
         }
-        st.sum[h] = st.sum[h] * scale[h] + sum; /* of this lane's tokens */
+        st.sum[h] = st.sum[h] * shrink[h] + sum; /* of this lane's tokens */
     }
     uint32_t p[2][2]; /* tokens in pairs, queries in rows: what B needs */
 #pragma unroll
     for (int t = 0; t < 2; t++) {
-        p[t][0] = ptx_transpose(ptx_pack_bf16(s[t][0], s[t][1]));
-        p[t][1] = ptx_transpose(ptx_pack_bf16(s[t][2], s[t][3]));
+        p[t][0] = ptx_transpose(V::pack(s[t][0], s[t][1]));
+        p[t][1] = ptx_transpose(V::pack(s[t][2], s[t][3]));
     }
-    const bool grew = scale[0] != 1.0f || scale[1] != 1.0f;
-    uint32_t row = at + (uint32_t)(DECODE_PAGE * D + r * DECODE_PAGE + c * 8) * V::bytes;
-    const bool any = __any_sync(~0u, grew);
+    uint32_t live[2][2];
+#pragma unroll
+    for (int i = 0; EDGE && i < 4; i++)
+        live[i / 2][i % 2] = decode_pair(8 * i + 2 * c, lo, hi);
+    const uint32_t row = at + (uint32_t)(DECODE_PAGE * D + r * DECODE_PAGE + c * 8) * V::bytes;
+    const bool any = __any_sync(~0u, shrink[0] != 1.0f || shrink[1] != 1.0f);
 #pragma unroll
     for (int i = 0; i < D / 16; i++) {
         uint32_t a[2][4];
         if (any) {
-            st.o[i][0] *= scale[0], st.o[i][1] *= scale[1];
-            st.o[i][2] *= scale[0], st.o[i][3] *= scale[1];
+            st.o[i][0] *= shrink[0], st.o[i][1] *= shrink[1];
+            st.o[i][2] *= shrink[0], st.o[i][3] *= shrink[1];
         }
-        V::take(row + i * 16 * DECODE_PAGE * V::bytes, row + (i * 16 + 8) * DECODE_PAGE * V::bytes,
-                a);
-        ptx_mma_bf16(st.o[i], a[0], p[0][0], p[0][1]);
-        ptx_mma_bf16(st.o[i], a[1], p[1][0], p[1][1]);
+        decode_take<V>(row + i * 16 * DECODE_PAGE * V::bytes,
+                       row + (i * 16 + 8) * DECODE_PAGE * V::bytes, a);
+#pragma unroll
+        for (int k = 0; EDGE && k < 8; k++)
+            a[k / 4][k % 4] &= live[k / 4][k % 4 / 2];
+        V::mma(st.o[i], a[0], p[0][0], p[0][1]);
+        V::mma(st.o[i], a[1], p[1][0], p[1][1]);
     }
 }
 
-/* Merges the warps of a block into to[G][D + 2]: sums not yet divided, then maximum and sum; or,
- * when there is nothing else to add (last), into the output [G][D]. */
-template <int D, int WARPS>
-static __device__ __forceinline__ void decode_merge(decode_state<D> &st, float *smem, int warp,
-                                                    int lane, int G, float *to, bool last, float up)
+/* Lane d of query head g of the block: o counts from max (in powers of two), as sum does. */
+template <int D>
+static __device__ __forceinline__ void decode_put(const decode_args &p, const decode_task &k, int g,
+                                                  int d, float max, float sum, float o)
 {
-    const int r = lane / 4, c = lane % 4;
+    const float f = attn_finish(p.a, k.head0 + g, max, sum, k.v_scale);
+    put_lane(p.a.out, k.row * p.a.ldo + (int64_t)(k.head0 + g) * D + d, o * f);
+}
+
+/* Merges the warps of a block into to[heads][D + 2] (sums, then maximum and total), or, when there
+ * is nothing else to add (to NULL), into the output. by: of the maxima. */
+template <int D, int WARPS>
+static __device__ __forceinline__ void decode_merge(const decode_args &p, const decode_task &k,
+                                                    decode_state<D> &st, float by, float *smem,
+                                                    float *to)
+{
+    const int warp = (int)threadIdx.x / 32, r = (int)threadIdx.x % 32 / 4, c = (int)threadIdx.x % 4;
     float *maxs = smem, *sums = smem + WARPS * 8, *os = sums + WARPS * 8; /* [WARPS][8][D + 4] */
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         st.sum[h] += __shfl_xor_sync(~0u, st.sum[h], 4);
         st.sum[h] += __shfl_xor_sync(~0u, st.sum[h], 8);
         st.sum[h] += __shfl_xor_sync(~0u, st.sum[h], 16);
-        if (r == 0) maxs[warp * 8 + 2 * c + h] = st.max[h], sums[warp * 8 + 2 * c + h] = st.sum[h];
+        if (r == 0) {
+            maxs[warp * 8 + 2 * c + h] = st.max[h] * by;
+            sums[warp * 8 + 2 * c + h] = st.sum[h];
+        }
 #pragma unroll
         for (int i = 0; i < D / 16; i++) {
             float *o = os + (warp * 8 + 2 * c + h) * (D + 4) + i * 16 + r;
@@ -168,146 +190,189 @@ static __device__ __forceinline__ void decode_merge(decode_state<D> &st, float *
         }
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < G * D; i += WARPS * 32) {
-        int g = i / D, d = i % D;
+    for (int i = (int)threadIdx.x; i < k.heads * D; i += WARPS * 32) {
+        const int g = i / D, d = i % D;
         float m = -INFINITY, sum = 0, o = 0;
 #pragma unroll
         for (int w = 0; w < WARPS; w++)
             m = fmaxf(m, maxs[w * 8 + g]);
 #pragma unroll
         for (int w = 0; w < WARPS; w++) {
-            float f = m == -INFINITY ? 0 : exp2f(maxs[w * 8 + g] - m);
+            const float f = m == -INFINITY ? 0.0f : ptx_exp2(maxs[w * 8 + g] - m);
             sum += f * sums[w * 8 + g];
             o += f * os[(w * 8 + g) * (D + 4) + d];
         }
-        if (last) {
-            to[(int64_t)g * D + d] = sum > 0 ? o * up / sum : 0;
-        } else {
-            float *p = to + g * (D + 2);
-            p[d] = o;
-            if (d == 0) p[D] = m, p[D + 1] = sum;
+        if (!to) {
+            decode_put<D>(p, k, g, d, m, sum, o);
+            continue;
         }
+        float *row = to + g * (D + 2);
+        row[d] = o;
+        if (d == 0) row[D] = m, row[D + 1] = sum;
     }
 }
 
 /* The runs of a head, added up in their order. Every load that a thread needs is on its way before
  * the first is used: the block is alone and has nothing to do but wait. */
-template <class V, int D, int WARPS>
-static __device__ __forceinline__ void decode_runs(const decode_args &p, float *smem, int64_t head)
+template <int D, int WARPS>
+static __device__ __forceinline__ void decode_runs(const decode_args &p, const decode_task &k,
+                                                   float *smem)
 {
     constexpr int ahead = 16;
-    const float *all = p.part + head * p.runs * p.G * (D + 2);
-    const int rows = p.runs * p.G;
-    float *maxs = smem, *sums = smem + rows, o[ahead]; /* [runs][G] */
-    auto take = [&](int i, int first) {                /* output i of the next runs */
+    const int rows = p.runs * p.heads, n = k.heads * D;
+    const float *all = p.part + k.place * rows * (D + 2);
+    float *maxs = smem, *sums = smem + rows, o[ahead]; /* [runs][heads] */
+    auto take = [&](int i,
+                    int first) { /* output i of the next runs */
 #pragma unroll
-                                        for (int k = 0; k < ahead; k++)
-                                            if (i < p.G * D && first + k < p.runs)
-                                                o[k] = __ldcg(all +
-                                                              ((int64_t)(first + k) * p.G + i / D) *
-                                                                  (D + 2) +
-                                                              i % D);
+                                 for (int j = 0; j < ahead; j++)
+                                     if (i < n && first + j < p.runs)
+                                         o[j] = __ldcg(all +
+                                                       ((int64_t)(first + j) * p.heads + i / D) *
+                                                           (D + 2) +
+                                                       i % D);
     };
-    take(threadIdx.x, 0);
-    for (int i = threadIdx.x; i < rows; i += WARPS * 32) {
+    take((int)threadIdx.x, 0);
+    for (int i = (int)threadIdx.x; i < rows; i += WARPS * 32) {
+        if (i % p.heads >= k.heads) continue; /* nobody has written there */
         maxs[i] = __ldcg(all + (int64_t)i * (D + 2) + D);
         sums[i] = __ldcg(all + (int64_t)i * (D + 2) + D + 1);
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < p.G * D; i += WARPS * 32) {
+    for (int i = (int)threadIdx.x; i < n; i += WARPS * 32) {
         float m = -INFINITY, sum = 0, total = 0;
-        for (int k = 0; k < p.runs; k++)
-            m = fmaxf(m, maxs[k * p.G + i / D]);
+        for (int j = 0; j < p.runs; j++)
+            m = fmaxf(m, maxs[j * p.heads + i / D]);
         for (int first = 0; first < p.runs; first += ahead) {
 #pragma unroll
-            for (int k = 0; k < ahead; k++) {
-                if (first + k >= p.runs) break;
-                const int row = (first + k) * p.G + i / D;
-                const float f = exp2f(maxs[row] - m);
+            for (int j = 0; j < ahead; j++) {
+                if (first + j >= p.runs) break;
+                const int row = (first + j) * p.heads + i / D;
+                const float f = ptx_exp2(maxs[row] - m);
                 sum += f * sums[row];
-                total += f * o[k];
+                total += f * o[j];
             }
             take(i, first + ahead);
         }
-        p.out[head * p.G * D + i] = sum > 0 ? total * p.out_scale * V::v_up / sum : 0;
+        decode_put<D>(p, k, i / D, i % D, m, sum, total);
         take(i + WARPS * 32, 0);
     }
 }
 
-/* The blocks of a cluster, each with a share of the lanes; mine: this block's merged [G][D + 2]. */
-template <class V, int D, int WARPS, int CLUSTER>
-static __device__ __forceinline__ void decode_cluster(const decode_args &p, const float *mine,
-                                                      uint32_t rank, int64_t head)
+#ifndef TARE_EMULATED
+/* The blocks of a cluster, each with a share of the lanes; mine: this block's merged
+ * [heads][D + 2]. */
+template <int D, int WARPS, int CLUSTER>
+static __device__ __forceinline__ void decode_cluster(const decode_args &p, const decode_task &t,
+                                                      const float *mine, int rank)
 {
     ptx_cluster_arrive();
     ptx_cluster_wait();
-    const int share = (p.G * D + CLUSTER - 1) / CLUSTER, first = (int)rank * share;
-    const int end = first + share < p.G * D ? first + share : p.G * D;
-    for (int i = first + threadIdx.x; i < end; i += WARPS * 32) {
+    const int n = t.heads * D, share = (n + CLUSTER - 1) / CLUSTER, first = rank * share;
+    const int end = first + share < n ? first + share : n;
+    for (int i = first + (int)threadIdx.x; i < end; i += WARPS * 32) {
         const uint32_t row = ptx_smem(mine + i / D * (D + 2));
         float max[CLUSTER], m = -INFINITY, sum = 0, o = 0;
 #pragma unroll
         for (int k = 0; k < CLUSTER; k++) {
-            max[k] = ptx_get_f32(row + D * 4, k);
+            max[k] = ptx_get_f32(row + D * 4, (uint32_t)k);
             m = fmaxf(m, max[k]);
         }
 #pragma unroll
         for (int k = 0; k < CLUSTER; k++) {
-            float f = exp2f(max[k] - m);
-            sum += f * ptx_get_f32(row + (D + 1) * 4, k);
-            o += f * ptx_get_f32(row + i % D * 4, k);
+            const float f = ptx_exp2(max[k] - m);
+            sum += f * ptx_get_f32(row + (D + 1) * 4, (uint32_t)k);
+            o += f * ptx_get_f32(row + i % D * 4, (uint32_t)k);
         }
-        p.out[head * p.G * D + i] = sum > 0 ? o * p.out_scale * V::v_up / sum : 0;
+        decode_put<D>(p, t, i / D, i % D, m, sum, o);
     }
     ptx_cluster_arrive(); /* nobody leaves while others read */
     ptx_cluster_wait();
 }
+#endif
+
+/* The heads of this block in the rows of no sequence. */
+template <int D>
+static __device__ __forceinline__ void decode_nobody(const decode_args &p, const decode_task &k)
+{
+    for (int64_t t = blockIdx.z; t < p.a.seqs.T; t += gridDim.z)
+        for (int i = (int)threadIdx.x; p.a.seqs.row_seq[t] < 0 && i < k.heads * D;
+             i += (int)blockDim.x)
+            put_lane(p.a.out, t * p.a.ldo + (int64_t)k.head0 * D + i, 0.0f);
+}
+
+/* The task of this block. */
+static __device__ __forceinline__ decode_task decode_find(const decode_args &p)
+{
+    const gpu_seqs &s = p.a.seqs;
+    const int b = (int)blockIdx.z, set = (int)blockIdx.y % p.sets, G = p.a.H / p.a.kv.Hk;
+    decode_task k;
+    k.hk = (int)blockIdx.y / p.sets;
+    k.head0 = k.hk * G + set * p.heads;
+    k.heads = min(p.heads, G - set * p.heads);
+    k.row = s.row0[b];
+    k.place = k.row * (int)gridDim.y + (int)blockIdx.y;
+    k.len = s.n_rows[b] == 1 ? s.kv_len[b] : 0;
+    k.lo = p.a.window > 0 ? max(0, k.len - p.a.window) : 0;
+    const int page = k.lo / DECODE_PAGE, pages = (k.len + DECODE_PAGE - 1) / DECODE_PAGE;
+    const int each = (pages - page + p.runs - 1) / p.runs;
+    k.first = page + (int)blockIdx.x * each;
+    k.end = min(k.first + each, pages);
+    k.last_page = pages - 1;
+    k.v_scale = p.a.kv.v_scale ? p.a.kv.v_scale[k.hk] : 1.0f;
+    k.nobody = blockIdx.x == 0 && b < s.T && (s.T > (int)gridDim.z || s.row_seq[b] < 0);
+    return k;
+}
 
 /* CLUSTER: runs that are the blocks of a cluster, all of them; 1 = runs merge through p.part. */
-template <class V, int D, int WARPS, int STAGES, int CLUSTER>
-__global__ void __launch_bounds__(WARPS * 32) decode_kernel(const decode_args p)
+template <class V, int D, int WARPS, int STAGES, int BLOCKS, int CLUSTER>
+__global__ void __launch_bounds__(WARPS * 32, BLOCKS) decode_kernel(const decode_args p)
 {
-    extern __shared__ __align__(128) uint8_t smem[];
     typedef decode_shape<V, D, WARPS, STAGES> S;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int run = blockIdx.x, h = blockIdx.y, b = blockIdx.z;
+    SMEM(unsigned char, smem);
+    const int warp = (int)threadIdx.x / 32, lane_id = (int)threadIdx.x % 32;
     const uint32_t ring = ptx_smem(smem) + (uint32_t)(warp * STAGES * S::page),
-                   bar = ptx_smem(smem + S::body) + (uint32_t)(warp * STAGES * 8);
-    const int len = p.lens[b], n_pages = (len + DECODE_PAGE - 1) / DECODE_PAGE;
-    const int per = (n_pages + p.runs - 1) / p.runs, first = run * per;
-    const int end = first + per < n_pages ? first + per : n_pages;
-    const int *table = p.pages + (int64_t)b * p.max_pages;
-    if (lane == 0) {
+                   bar = ptx_smem(smem) + (uint32_t)(S::body + warp * STAGES * 8);
+    const decode_task k = decode_find(p);
+    if (k.len < 1) {
+        ptx_pdl_wait();
+        ptx_pdl_go();
+        if (k.nobody) decode_nobody<D>(p, k);
+        return;
+    }
+    const int32_t *table = p.a.seqs.pages + (int64_t)blockIdx.z * p.a.seqs.max_pages;
+    const uint8_t *head = p.a.kv.base + (size_t)k.hk * S::page;
+    if (lane_id == 0) {
         for (int i = 0; i < STAGES; i++)
             ptx_mbar_init(bar + i * 8, 1);
         ptx_mbar_fence();
     }
     __syncwarp();
     auto ask = [&](int page, int stage) {
-        if (page >= end || lane) return;
+        if (page >= k.end || lane_id) return;
         ptx_mbar_expect(bar + stage * 8, S::page);
-        ptx_bulk_load(ring + stage * S::page,
-                      p.cache + table[page] * p.page_stride + h * p.head_bytes, S::page,
-                      bar + stage * 8);
+        ptx_bulk_load(ring + stage * S::page, head + (size_t)table[page] * p.a.kv.page_stride,
+                      S::page, bar + stage * 8);
     };
     /* The kernel before has stored the new token: only its page, the last, has to wait for it. */
-    const int mine = first + warp;
+    const int mine = k.first + warp;
     for (int i = 0; i < STAGES; i++)
-        if (mine + i * WARPS != n_pages - 1) ask(mine + i * WARPS, i);
+        if (mine + i * WARPS != k.last_page) ask(mine + i * WARPS, i);
+    const attn_scale scale = attn_scale_of(p.a, k.hk);
     ptx_pdl_wait();
     ptx_pdl_go();
     for (int i = 0; i < STAGES; i++)
-        if (mine + i * WARPS == n_pages - 1) ask(mine + i * WARPS, i);
+        if (mine + i * WARPS == k.last_page) ask(mine + i * WARPS, i);
 
-    /* q of the group, scaled: query l/4, columns as K has them. */
+    /* q of the group: query l/4, columns as K has them. */
     uint32_t q[D / 32][4];
-    const bool live = lane / 4 < p.G;
-    const __nv_bfloat16 *row =
-        p.q + (((int64_t)b * p.Hk + h) * p.G + (live ? lane / 4 : 0)) * D + lane % 4 * 8;
+    const bool live = lane_id / 4 < k.heads;
+    const int64_t from =
+        k.row * p.a.ldq + (int64_t)(k.head0 + (live ? lane_id / 4 : 0)) * D + lane_id % 4 * 8;
 #pragma unroll
     for (int i = 0; i < D / 32; i++) {
-        uint4 v = live ? *(const uint4 *)(row + i * 32) : make_uint4(0, 0, 0, 0);
-        q[i][0] = v.x, q[i][1] = v.y, q[i][2] = v.z, q[i][3] = v.w;
+        q[i][0] = q[i][1] = q[i][2] = q[i][3] = 0;
+        if (live) attn_q<V>(p.a.q, from + i * 32, q[i]);
     }
     decode_state<D> st;
     st.max[0] = st.max[1] = -INFINITY;
@@ -317,39 +382,48 @@ __global__ void __launch_bounds__(WARPS * 32) decode_kernel(const decode_args p)
         st.o[i][0] = st.o[i][1] = st.o[i][2] = st.o[i][3] = 0;
 
     int stage = 0, parity = 0;
-    for (int page = mine; page < end; page += WARPS) {
+    for (int page = mine; page < k.end; page += WARPS) {
+        const uint32_t at = ring + stage * S::page;
+        const int lo = k.lo - page * DECODE_PAGE, hi = k.len - page * DECODE_PAGE;
         ptx_mbar_wait(bar + stage * 8, parity);
-        decode_page<V, D>(ring + stage * S::page, lane, len - page * DECODE_PAGE, q, st);
+        if (lo > 0 || hi < DECODE_PAGE)
+            decode_page<V, D, true>(at, lane_id, lo, hi, q, scale, st);
+        else
+            decode_page<V, D, false>(at, lane_id, lo, hi, q, scale, st);
         __syncwarp();
         ask(page + STAGES * WARPS, stage);
         if (++stage == STAGES) stage = 0, parity ^= 1;
     }
     __syncthreads(); /* the ring becomes the place of the merge */
-    const int64_t head = (int64_t)b * p.Hk + h;
-    const float up = p.out_scale * V::v_up;
-    float *place = (float *)smem, *merged = place + WARPS * 8 * (D + 6);
+    if (k.nobody) decode_nobody<D>(p, k);
+    const float by = scale.cap > 0 ? 1.0f : scale.by;
+    float *place = (float *)smem;
+#ifndef TARE_EMULATED
     if (CLUSTER > 1) {
-        decode_merge<D, WARPS>(st, place, warp, lane, p.G, merged, false, up);
-        decode_cluster<V, D, WARPS, CLUSTER>(p, merged, (uint32_t)run, head);
+        float *merged = place + WARPS * 8 * (D + 6);
+        decode_merge<D, WARPS>(p, k, st, by, place, merged);
+        decode_cluster<D, WARPS, CLUSTER>(p, k, merged, (int)blockIdx.x);
         return;
     }
+#endif
     if (p.runs == 1) {
-        decode_merge<D, WARPS>(st, place, warp, lane, p.G, p.out + head * p.G * D, true, up);
+        decode_merge<D, WARPS>(p, k, st, by, place, NULL);
         return;
     }
-    decode_merge<D, WARPS>(st, place, warp, lane, p.G,
-                           p.part + (head * p.runs + run) * p.G * (D + 2), false, up);
+    decode_merge<D, WARPS>(p, k, st, by, place,
+                           p.part +
+                               (k.place * p.runs + (int)blockIdx.x) * p.heads * (int64_t)(D + 2));
     /* The last block of the head adds up the runs. */
     __shared__ unsigned ticket;
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
-        ticket = atomicAdd(p.done + head, 1u);
-        if (ticket == (unsigned)p.runs - 1) p.done[head] = 0;
+        ticket = atomicAdd(p.done + k.place, 1u);
+        if (ticket == (unsigned)p.runs - 1) p.done[k.place] = 0;
     }
     __syncthreads();
     if (ticket != (unsigned)p.runs - 1) return;
     __threadfence();
-    decode_runs<V, D, WARPS>(p, place, head);
+    decode_runs<D, WARPS>(p, k, place);
 }
 #endif

@@ -89,6 +89,10 @@ PTX void ptx_sts128(uint32_t at, uint4 v)
 {
     *emu_at<uint4>(at) = v;
 }
+template <class T> PTX T __ldcg(const T *p)
+{
+    return *p;
+}
 PTX uint32_t ptx_pack_bf16(float lo, float hi)
 {
     return (uint32_t)f32_bf16(lo) | (uint32_t)f32_bf16(hi) << 16;

@@ -21,9 +21,7 @@
 #include "kern/cuda/plain_kv.cuh"
 
 #define FILL      264 /* blocks that fill a chip */
-#define MAX_PARTS 64
-#define PART_KEYS 128  /* fewest keys worth a part */
-#define PART_ROWS 4096 /* rows x heads x parts at most */
+#define PART_KEYS 128 /* fewest keys worth a part */
 #define MAX_LANES 1024
 #define Q_FLOATS  7168 /* queries of a block in shared memory */
 #define UNSEEN    (-1.0f)
@@ -315,8 +313,8 @@ static attention_fn *const kernels[3][4] = {
 
 extern "C" size_t cuda_attention_work(int rows, int H, int Dv)
 {
-    int64_t most = (int64_t)rows * H * MAX_PARTS;
-    if (most > PART_ROWS) most = PART_ROWS;
+    int64_t most = (int64_t)rows * H * ATTENTION_PARTS;
+    if (most > ATTENTION_PART_ROWS) most = ATTENTION_PART_ROWS;
     return ATTENTION_COUNTERS * sizeof(unsigned) + (size_t)most * ((size_t)Dv + 2) * sizeof(float);
 }
 
@@ -343,13 +341,13 @@ static int shape_of(const gpu_attention *a, attention_shape *s)
     int64_t blocks = over(a->seqs.T, s->rows) * a->kv.Hk * s->sets, keys = a->seqs.max_len;
     if (a->window > 0) keys = at_most(keys, (int64_t)a->window + s->rows);
     int64_t parts = at_most(over(FILL, blocks), over(keys, PART_KEYS));
-    parts = at_most(parts, PART_ROWS / ((int64_t)a->seqs.T * a->H));
-    s->parts = parts < 1 || !a->work ? 1 : at_most(parts, MAX_PARTS);
+    parts = at_most(parts, ATTENTION_PART_ROWS / ((int64_t)a->seqs.T * a->H));
+    s->parts = parts < 1 || !a->work ? 1 : at_most(parts, ATTENTION_PARTS);
     s->part = a->work ? (float *)((unsigned *)a->work + ATTENTION_COUNTERS) : NULL;
     return R;
 }
 
-extern "C" const char *cuda_attention(const void *args_, void *stream)
+extern "C" const char *plain_attention(const void *args_, void *stream)
 {
     const gpu_attention *a = (const gpu_attention *)args_;
     const char *why = kv_refuse(a->kv);

@@ -3,7 +3,7 @@
 #include "kern/cuda/prefill.h"
 #include "kern/cuda/prefill.cuh"
 
-typedef void kernel_fn(const gpu_attention);
+typedef void kernel_fn(const gpu_attention, int);
 typedef struct entry {
     int type, D, rows, threads; /* kern_kv_type */
     bool cap;
@@ -36,13 +36,13 @@ static const entry *find(const gpu_attention *a)
     return NULL;
 }
 
-/* Blocks: no fewer than there are tiles, whatever the device's n_rows are. */
+/* Blocks: one more than there are tiles at most, whatever the device's n_rows are. */
 static int64_t blocks(const gpu_attention *a, int rows)
 {
     const int64_t G = a->H / a->kv.Hk;
     const int64_t each = (a->seqs.max_rows * G + rows - 1) / rows * a->seqs.n;
     const int64_t all = a->seqs.T * G / rows + a->seqs.n;
-    return (each < all ? each : all) * a->kv.Hk;
+    return (each < all ? each : all) * a->kv.Hk + 1;
 }
 
 extern "C" const char *prefill_refuse(const gpu_attention *a)
@@ -54,7 +54,7 @@ extern "C" const char *prefill_refuse(const gpu_attention *a)
     return blocks(a, e->rows) > INT32_MAX ? "more tiles than a grid has blocks" : NULL;
 }
 
-extern "C" const char *prefill_run(const gpu_attention *a, void *stream)
+extern "C" const char *prefill_run(const gpu_attention *a, int least, void *stream)
 {
     const char *why = prefill_refuse(a);
     if (why || !a->seqs.n || a->seqs.max_rows < 1) return why;
@@ -62,5 +62,5 @@ extern "C" const char *prefill_run(const gpu_attention *a, void *stream)
     why = ALLOW_SMEM(e->kernel, e->smem);
     if (why) return why;
     return LAUNCH(e->kernel, (unsigned)blocks(a, e->rows), (unsigned)e->threads, e->smem, stream,
-                  *a);
+                  *a, least);
 }

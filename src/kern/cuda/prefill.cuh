@@ -30,7 +30,9 @@ template <class V, int D, int M, int WARPS> struct prefill_shape {
     static constexpr uint32_t plane = KV_PLACE_TOKENS * D * V::bytes, page = 2 * plane;
     static constexpr uint32_t q = rows * D * 2, stage = 2 * page;
     static constexpr uint32_t bars = q + PREFILL_STAGES * stage;
-    static constexpr size_t smem = bars + PREFILL_STAGES * 8 + 8; /* two pages to come */
+    static constexpr uint32_t pages = bars + PREFILL_STAGES * 8; /* two to come */
+    static constexpr uint32_t sums = (pages + 8 + 15) / 16 * 16;
+    static constexpr size_t smem = sums + threads * M * 16;
 };
 
 /* A tile of rows and the keys that it sees. */
@@ -45,21 +47,55 @@ static __device__ __forceinline__ int prefill_pos(const prefill_tile &t, int row
 {
     return t.pos0 + min(t.first_row + row, t.rows - 1) / t.G;
 }
-/* Running softmax of the lane's 2*M rows; row i: 16*(i/2) + lane/4 + 8*(i%2) of the warp's. */
+/* The first row of this warp; asked for anew wherever it is needed: registers are scarce. */
+template <int M> static __device__ __forceinline__ int prefill_warp_row(void)
+{
+    return (int)ptx_thread() / 32 * 16 * M;
+}
+/* Where the lane's q lies: q is the start of all. */
+template <int D, int M> static __device__ __forceinline__ uint32_t prefill_q_at(uint32_t q)
+{
+    return q + (uint32_t)(prefill_warp_row<M>() * D * 2) + ptx_thread() % 32 * 16;
+}
+/* Running softmax of the lane's 2*M rows; row i: 16*(i/2) + lane/4 + 8*(i%2) of the warp's. Where
+ * M > 1, maxima and sums lie in shared memory meanwhile, 16*M bytes a lane from `at` on: registers
+ * are scarce. */
 template <int D, int M> struct prefill_state {
     float max[2 * M], sum[2 * M], o[M][D / 8][4];
 };
+template <int D, int M>
+static __device__ __forceinline__ void prefill_take(prefill_state<D, M> &st, uint32_t at)
+{
+#pragma unroll
+    for (int m = 0; M > 1 && m < M; m++) {
+        const uint4 x = ptx_lds128(at + (ptx_thread() * M + m) * 16);
+        st.max[2 * m] = __uint_as_float(x.x), st.max[2 * m + 1] = __uint_as_float(x.y);
+        st.sum[2 * m] = __uint_as_float(x.z), st.sum[2 * m + 1] = __uint_as_float(x.w);
+    }
+}
+template <int D, int M>
+static __device__ __forceinline__ void prefill_leave(const prefill_state<D, M> &st, uint32_t at)
+{
+#pragma unroll
+    for (int m = 0; M > 1 && m < M; m++)
+        ptx_sts128(at + (ptx_thread() * M + m) * 16,
+                   make_uint4(__float_as_uint(st.max[2 * m]), __float_as_uint(st.max[2 * m + 1]),
+                              __float_as_uint(st.sum[2 * m]), __float_as_uint(st.sum[2 * m + 1])));
+}
 
-/* The tile of this block; rows 0 where there are fewer. A whole warp. */
-static __device__ __forceinline__ void prefill_find(const gpu_attention &a, int tile_rows,
-                                                    prefill_tile *t)
+/* The tile of this block, of sequences with `least` rows or more; rows 0 where there are fewer. A
+ * whole warp. */
+static __device__ __forceinline__ void prefill_find(const gpu_attention &a, int least,
+                                                    int tile_rows, prefill_tile *t)
 {
     const int lane_id = (int)threadIdx.x % 32, G = a.H / a.kv.Hk;
     int index = (int)blockIdx.x / a.kv.Hk;
     t->rows = 0;
     for (int s0 = 0; s0 < a.seqs.n; s0 += 32) {
         const int s = s0 + lane_id, len = s < a.seqs.n ? a.seqs.kv_len[s] : 0;
-        const int rows = len > 0 ? a.seqs.n_rows[s] * G : 0, n = (rows + tile_rows - 1) / tile_rows;
+        const int new_rows = len > 0 ? a.seqs.n_rows[s] : 0;
+        const int rows = new_rows >= least ? new_rows * G : 0;
+        const int n = (rows + tile_rows - 1) / tile_rows;
         int end = n;
         for (int i = 1; i < 32; i *= 2) {
             const int before = __shfl_up_sync(~0u, end, i);
@@ -85,9 +121,10 @@ static __device__ __forceinline__ void prefill_find(const gpu_attention &a, int 
 /* q of the lane's rows into its places; rows beyond the sequence are zero. */
 template <class V, int D, int M>
 static __device__ __forceinline__ void prefill_q(const gpu_attention &a, const prefill_tile &t,
-                                                 int warp_row, uint32_t at)
+                                                 uint32_t q)
 {
-    const int lane_id = (int)threadIdx.x % 32, c = lane_id % 4;
+    const int lane_id = (int)threadIdx.x % 32, c = lane_id % 4, warp_row = prefill_warp_row<M>();
+    const uint32_t at = prefill_q_at<D, M>(q);
 #pragma unroll
     for (int m = 0; m < M; m++) {
         int64_t from[2];
@@ -118,6 +155,7 @@ static __device__ __forceinline__ void prefill_scores(uint32_t q, uint32_t keys,
 {
     constexpr uint32_t page = 2 * KV_PLACE_TOKENS * D * V::bytes;
     const int r = (int)ptx_thread() % 32 / 4, c = (int)ptx_thread() % 4;
+    q = prefill_q_at<D, M>(q);
     const uint32_t first = keys + (uint32_t)(r * D + (c ^ kv_turn(V::bytes, D, r)) * 8) * V::bytes;
 #pragma unroll
     for (int m = 0; m < M; m++)
@@ -126,6 +164,7 @@ static __device__ __forceinline__ void prefill_scores(uint32_t q, uint32_t keys,
             s[m][j][0] = s[m][j][1] = s[m][j][2] = s[m][j][3] = 0;
 #pragma unroll
     for (int i = 0; i < D / 32; i++) {
+        if (i) __syncwarp(); /* loads ahead of here would cost registers that there are not */
         uint32_t qa[M][2][4];
 #pragma unroll
         for (int m = 0; m < M; m++)
@@ -150,11 +189,12 @@ static __device__ __forceinline__ void prefill_scores(uint32_t q, uint32_t keys,
     }
 }
 
-/* Scores of keys that a row does not see become -inf. first: key of s[..][0][0] in this lane. */
+/* Scores of keys that a row does not see become -inf; key0: the first of the stage. */
 template <int M>
-static __device__ __forceinline__ void prefill_mask(const prefill_tile &t, int warp_row, int first,
-                                                    int window, float s[M][PREFILL_KEYS / 8][4])
+static __device__ __forceinline__ void prefill_mask(const prefill_tile &t, int key0, int window,
+                                                    float s[M][PREFILL_KEYS / 8][4])
 {
+    const int warp_row = prefill_warp_row<M>(), first = key0 + (int)ptx_thread() % 4 * 2;
 #pragma unroll
     for (int i = 0; i < 2 * M; i++) {
         const int row = warp_row + 16 * (i / 2) + (int)ptx_thread() % 32 / 4 + 8 * (i % 2);
@@ -253,7 +293,8 @@ static __device__ __forceinline__ void prefill_clear(unsigned char *stage, int f
                                                      int to)
 {
     constexpr int page = 2 * KV_PLACE_TOKENS * D * V::bytes;
-    for (int i = (int)threadIdx.x; i < D * PREFILL_KEYS; i += (int)blockDim.x) {
+#pragma unroll 1 /* rare */
+    for (int i = (int)ptx_thread(); i < D * PREFILL_KEYS; i += (int)blockDim.x) {
         const int t = i % PREFILL_KEYS, d = i / PREFILL_KEYS;
         if (first + t >= from && first + t < to) continue;
         unsigned char *at = stage + t / KV_PLACE_TOKENS * page +
@@ -266,9 +307,9 @@ static __device__ __forceinline__ void prefill_clear(unsigned char *stage, int f
 
 template <class V, int D, int M>
 static __device__ __forceinline__ void prefill_out(const gpu_attention &a, const prefill_tile &t,
-                                                   int warp_row, float by, prefill_state<D, M> &st)
+                                                   float by, prefill_state<D, M> &st)
 {
-    const int lane_id = (int)ptx_thread() % 32;
+    const int lane_id = (int)ptx_thread() % 32, warp_row = prefill_warp_row<M>();
     const float v_scale = a.kv.v_scale ? a.kv.v_scale[t.hk] : 1.0f;
 #pragma unroll
     for (int i = 0; i < 2 * M; i++) {
@@ -292,22 +333,32 @@ static __device__ __forceinline__ void prefill_out(const gpu_attention &a, const
     }
 }
 
+/* Rows of no sequence: the last block of the grid, which has no tile. */
+template <int D> static __device__ __forceinline__ void prefill_nobody(const gpu_attention &a)
+{
+    if (blockIdx.x + 1 < gridDim.x) return;
+    for (int64_t t = 0; t < a.seqs.T; t++)
+        for (int i = (int)threadIdx.x; a.seqs.row_seq[t] < 0 && i < a.H * D; i += (int)blockDim.x)
+            put_lane(a.out, t * a.ldo + i, 0.0f);
+}
+
 /* CAP: with a softcap. */
 template <class V, int D, int M, int WARPS, int BLOCKS, bool CAP>
-__global__ void __launch_bounds__(WARPS * 32, BLOCKS) prefill_kernel(const gpu_attention a)
+__global__ void __launch_bounds__(WARPS * 32, BLOCKS)
+    prefill_kernel(const gpu_attention a, int least)
 {
     typedef prefill_shape<V, D, M, WARPS> S;
     SMEM(unsigned char, smem);
     __shared__ prefill_tile t; /* looked up there in each round: registers are scarce */
-    if (threadIdx.x < 32) prefill_find(a, S::rows, &t);
+    if (threadIdx.x < 32) prefill_find(a, least, S::rows, &t);
     __syncthreads();
-    if (!t.rows) return;
-    const int lane_id = (int)threadIdx.x % 32, warp_row = (int)threadIdx.x / 32 * 16 * M;
+    if (!t.rows) {
+        prefill_nobody<D>(a);
+        return;
+    }
     const uint32_t ring = ptx_smem(smem) + S::q, bars = ptx_smem(smem) + S::bars,
-                   pages = bars + PREFILL_STAGES * 8;
-    volatile int32_t *page = (volatile int32_t *)(smem + S::bars + PREFILL_STAGES * 8);
-    const uint32_t q = ptx_smem(smem) + (uint32_t)(warp_row * D * 2 + lane_id * 16);
-
+                   pages = ptx_smem(smem) + S::pages;
+    volatile int32_t *page = (volatile int32_t *)(smem + S::pages);
     /* Thread 0 keeps the ring filled; it looks up the pages of a copy one round before. */
     auto look_up = [&](int tile) {
         const int32_t *table = a.seqs.pages + (int64_t)t.seq * a.seqs.max_pages;
@@ -339,7 +390,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS) prefill_kernel(const gpu_a
         }
         look_up(t.first_page / 2 + PREFILL_STAGES);
     }
-    prefill_q<V, D, M>(a, t, warp_row, q);
+    prefill_q<V, D, M>(a, t, ptx_smem(smem));
     prefill_state<D, M> st;
 #pragma unroll
     for (int i = 0; i < 2 * M; i++) {
@@ -348,11 +399,12 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS) prefill_kernel(const gpu_a
         for (int n = 0; n < D / 8; n++)
             st.o[i / 2][n][i % 2 * 2] = st.o[i / 2][n][i % 2 * 2 + 1] = 0;
     }
+    prefill_leave<D, M>(st, ptx_smem(smem) + S::sums);
     const attn_scale scale = attn_scale_of(a, t.hk);
     const float by = CAP ? 1.0f : scale.by;
-    if (lane_id == 0) {
-        t.low[warp_row / (16 * M)] = prefill_pos(t, warp_row);
-        t.high[warp_row / (16 * M)] = prefill_pos(t, warp_row + 16 * M - 1);
+    if (threadIdx.x % 32 == 0) {
+        t.low[threadIdx.x / 32] = prefill_pos(t, prefill_warp_row<M>());
+        t.high[threadIdx.x / 32] = prefill_pos(t, prefill_warp_row<M>() + 16 * M - 1);
     }
     __syncthreads();
 
@@ -364,10 +416,10 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS) prefill_kernel(const gpu_a
             prefill_clear<V, D>(smem + S::q + stage * S::stage, key, t.stored_from, t.stored_to);
             __syncthreads();
         }
-        const int low = t.low[warp_row / (16 * M)], high = t.high[warp_row / (16 * M)];
+        const int low = t.low[ptx_thread() / 32], high = t.high[ptx_thread() / 32];
         if (key <= high && (a.window <= 0 || key + PREFILL_KEYS - 1 > low - a.window)) {
             float s[M][PREFILL_KEYS / 8][4];
-            prefill_scores<V, D, M>(q, keys, s);
+            prefill_scores<V, D, M>(ptx_smem(smem), keys, s);
             if (CAP) {
 #pragma unroll
                 for (int i = 0; i < M * PREFILL_KEYS / 2; i++) {
@@ -376,8 +428,10 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS) prefill_kernel(const gpu_a
                 }
             }
             if (key + PREFILL_KEYS - 1 > low || (a.window > 0 && key <= high - a.window))
-                prefill_mask<M>(t, warp_row, key + lane_id % 4 * 2, a.window, s);
+                prefill_mask<M>(t, key, a.window, s);
+            prefill_take<D, M>(st, ptx_smem(smem) + S::sums);
             prefill_softmax<D, M>(st, by, s);
+            prefill_leave<D, M>(st, ptx_smem(smem) + S::sums);
             prefill_values<V, D, M>(st, keys, s);
         }
         __syncthreads(); /* everybody is done with the stage */
@@ -386,6 +440,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS) prefill_kernel(const gpu_a
             look_up(k + t.first_page / 2 + PREFILL_STAGES + 1);
         }
     }
-    prefill_out<V, D, M>(a, t, warp_row, by, st);
+    prefill_take<D, M>(st, ptx_smem(smem) + S::sums);
+    prefill_out<V, D, M>(a, t, by, st);
 }
 #endif

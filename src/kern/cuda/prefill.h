@@ -8,9 +8,9 @@ extern "C" {
 
 /* Why prefill_run does not take this, or NULL. Reads nothing of the device. */
 __attribute__((visibility("default"))) const char *prefill_refuse(const gpu_attention *a);
-/* gpu_attention of the sequences of a->seqs (a part of a step: gpu_seqs with the pointers moved).
- * Rows of no sequence are left alone; work is not used. NULL = launched, else why not. */
-__attribute__((visibility("default"))) const char *prefill_run(const gpu_attention *a,
+/* gpu_attention of the sequences that have `least` rows or more in this step; others are left
+ * alone, rows of no sequence become zero. work is not used. NULL = launched, else why not. */
+__attribute__((visibility("default"))) const char *prefill_run(const gpu_attention *a, int least,
                                                                void *stream);
 
 #ifdef __cplusplus
