@@ -47,6 +47,7 @@ typedef struct weights { /* shards and what they add up to */
     int n;
     int64_t N, K;
     float *value, *bias; /* [N,K] as a checkpoint's reader has them; [N] or NULL */
+    float *term;         /* [N,K] the largest number that the kernel adds up for it */
 } weights;
 
 static void add_shard(weights *w, const scheme *s, int64_t N, int64_t K)
@@ -58,11 +59,22 @@ static void add_shard(weights *w, const scheme *s, int64_t N, int64_t K)
 static void know_values(weights *w, bool bias)
 {
     int64_t row = 0;
+    const bool fast = strcmp(device, "emulated");
     free(w->value);
+    free(w->term);
     w->value = xmalloc(sizeof(float) * (size_t)(w->N * w->K));
+    w->term = xmalloc(sizeof(float) * (size_t)(w->N * w->K));
     for (int i = 0; i < w->n; i++)
-        for (int64_t n = 0; n < w->q[i].N; n++)
-            qtensor_decode_row(&w->q[i], n, w->value + row++ * w->K);
+        for (int64_t n = 0; n < w->q[i].N; n++, row++) {
+            const qtensor *q = &w->q[i];
+            float *v = w->value + row * w->K, *t = w->term + row * w->K;
+            qtensor_decode_row(q, n, v);
+            for (int64_t k = 0; k < w->K; k++) { /* int4 comes with 128 on a GPU */
+                t[k] = fabsf(v[k]);
+                if (fast && q->code >= NUM_I2 && q->code <= NUM_I4)
+                    t[k] += 144 * fabsf(qtensor_scale(q, n, k));
+            }
+        }
     if (bias) {
         w->bias = xmalloc(sizeof(float) * (size_t)w->N);
         for (int64_t n = 0; n < w->N; n++)
@@ -74,6 +86,7 @@ static void drop_weights(weights *w)
     for (int i = 0; i < w->n; i++)
         free_weight(&w->q[i]);
     free(w->value);
+    free(w->term);
     free(w->bias);
     *w = (weights){0};
 }
@@ -184,7 +197,7 @@ static void check_product(const char *what, const kern_linear *l, const weights 
         for (int64_t k = 0; k < w->K; k++) {
             double t = (double)x[k] * (double)w->value[n * w->K + k];
             want += t;
-            mag += fabs(t);
+            mag += fabs((double)x[k] * (double)w->term[n * w->K + k]);
         }
         if (!agrees(s->y, got[i], want, rel * mag))
             fail_msg("%s, M %lld, ldx %lld, ldy %lld: [%lld,%lld] is %.9g, expected %.9g, off %.3g "
