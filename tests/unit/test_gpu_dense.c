@@ -214,6 +214,10 @@ static void shapes(void **state)
             qtensor q;
             weight_of(&kinds[i], &q, sizes[j][0], sizes[j][1]);
             kern_linear_desc d = {.name = "one", .n_shards = 1, .shard = {&q}};
+            float bias[272];
+            for (int n = 0; n < 272; n++)
+                bias[n] = i % 2 ? (float)normal() : rounded((float)normal());
+            if (j == 1) d.bias = bias;
             pair p = make_pair(&d, kinds[i].widened, 130);
             const bool by_lt = sizes[j][0] % 16 == 0 && i != 5;
             assert_string_equal(kern_linear_choice(p.g, 3)->row,

@@ -142,7 +142,6 @@ static const char *refuse_shard(const kern_linear_desc *d, const qtensor *q)
         return "blocks other than e4m3 128x128";
     if (f == ROWS_BF16 && q->scales) return "a bf16 weight with scales";
     if (q->K * (int64_t)element(f) % 16) return "rows are not a multiple of 16 bytes";
-    if (q->row_bytes % 16) return "rows are not aligned to 16 bytes";
     return refuse_act(d, q, block);
 }
 
@@ -213,11 +212,13 @@ static bool widens(const dense_part *p)
     return p->format != ROWS_BF16 && !p->act.quant;
 }
 
-/* Rows of a weight that are widened at a time. */
-static int64_t wide_rows(const dense_part *p, int64_t K)
+/* Rows of a weight that are widened at a time; few of them in tests. */
+static int64_t wide_rows(const gpu_dev *g, const dense_part *p, int64_t K)
 {
-    int64_t n = (int64_t)(WIDE_BYTES / 2) / K / 256 * 256;
-    return n < 256 ? 256 : n < p->N ? n : p->N;
+    const size_t bytes = g->facts.emulated ? WIDE_BYTES >> 10 : WIDE_BYTES;
+    int64_t n = (int64_t)(bytes / 2) / K / 256 * 256;
+    if (n < 256) n = 256;
+    return n < p->N ? n : p->N;
 }
 
 static lt_call call_of(const dense_part *p, int64_t K)
@@ -263,7 +264,7 @@ static const char *plan_part(gpu_dev *g, lt *l, const dense_part *p, int64_t K, 
     if (c.kind == LT_FP8_BLOCK && p->act.group != BLOCK)
         return "block scales and an input with a scale a row";
     if (!widens(p)) return plan_shape(g, l, c, bias);
-    const int64_t rows = wide_rows(p, K), rest = p->N % rows;
+    const int64_t rows = wide_rows(g, p, K), rest = p->N % rows;
     c.N = rows;
     const char *why = plan_shape(g, l, c, bias);
     c.N = rest;
@@ -413,7 +414,7 @@ static int make_part(gpu_dev *g, dense_part *p, const kern_linear_desc *d, const
     TRY(make_scales(g, p, d, of, part, l, e));
     if (d->bias) TRY(make_bias(g, p, d->bias + p->row0, e));
     if (widens(p)) {
-        const size_t need = (size_t)(wide_rows(p, l->K) * l->K) * 2;
+        const size_t need = (size_t)(wide_rows(g, p, l->K) * l->K) * 2;
         if (need > r->wide_need) r->wide_need = need;
     }
 out:
@@ -622,7 +623,7 @@ static void push_lt(gpu_dev *g, const lt_call *c)
 /* A weight that is not in bf16, some rows of it after the other. */
 static void lt_widened(gpu_dev *g, const dense_part *p, int64_t K, lt_call c)
 {
-    const int64_t step = wide_rows(p, K), size = c.y_bf16 ? 2 : 4;
+    const int64_t step = wide_rows(g, p, K), size = c.y_bf16 ? 2 : 4;
     char *y = c.y;
     for (int64_t n = 0; n < p->N; n += step) {
         gpu_widen a = {.w = (const uint8_t *)p->w + n * K,
