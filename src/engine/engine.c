@@ -342,7 +342,7 @@ static int open_device(engine *en, const kern_opts *o, err *e)
     err why = {0};
     kern_opts cpu = *o;
     int rc = kern_open(&en->dev, o, &why);
-    if (rc == -ERR_UNSUPPORTED && !en->o.strict && o->device && strcmp(o->device, "emulated")) {
+    if (rc == -ERR_UNSUPPORTED && !en->o.strict && o->device && !strncmp(o->device, "cuda", 4)) {
         log_warn("%s; the model runs on the CPU", why.msg);
         cpu.device = NULL;
         rc = kern_open(&en->dev, &cpu, e);

@@ -65,7 +65,8 @@ static int parse(const char *text, int *index, bool *emulated, err *e)
     char *end = NULL;
     long n = strncmp(text, "cuda:", 5) ? -1 : strtol(text + 5, &end, 10);
     if (n < 0 || n > 255 || !end || end == text + 5 || *end)
-        return err_set(e, ERR_USAGE, "unknown device '%s', expected cpu, cuda or cuda:N", text);
+        return err_set(e, strncmp(text, "cuda", 4) ? ERR_UNSUPPORTED : ERR_USAGE,
+                       "unknown device '%s', expected cpu, cuda or cuda:N", text);
     *index = (int)n;
     return 0;
 }
