@@ -115,7 +115,7 @@ static __device__ __forceinline__ float over_warps(const float part[DELTA_WARPS]
 }
 
 /* held: S lies in shared memory; else (heads too long for it) it stays where it is. */
-static __global__ void __launch_bounds__(DELTA_WARPS * 32) delta_kernel(gpu_delta a, bool held)
+static __global__ void __launch_bounds__(DELTA_WARPS * 32, 4) delta_kernel(gpu_delta a, bool held)
 {
     __shared__ float asked[DELTA_WARPS][DELTA_COLS], answer[DELTA_WARPS][DELTA_COLS];
     __shared__ float squares[2][DELTA_WARPS];
