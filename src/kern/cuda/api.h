@@ -41,7 +41,7 @@ typedef struct gpu_seqs {
 } gpu_seqs;
 
 /* How the elements of a page lie. PLAIN: as kern.h says. MMA: bf16 and fp8 in pages of 32 tokens,
- * head after head, K then V transposed (decode_place). */
+ * head after head, K then V transposed (kv_place). */
 typedef enum gpu_kv_order { GPU_KV_PLAIN, GPU_KV_MMA } gpu_kv_order;
 typedef struct gpu_kv { /* one layer of the cache; see kern_kv_layer */
     int type;           /* kern_kv_type */
