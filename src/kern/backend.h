@@ -23,6 +23,8 @@ struct kern_backend {
     int (*step_flush)(kern_dev *d, err *e);
     int (*step_end)(kern_dev *d, err *e);
     void (*fetch)(kern_dev *d, const float *x, int64_t n, float *host);
+    int (*reserve_top)(kern_dev *d, int64_t max_rows, int64_t V, err *e);
+    void (*top_rows)(kern_dev *d, const float *x, int64_t V, int64_t T, kern_top *out);
     uint64_t (*clipped)(const kern_dev *d);
     int (*profile)(kern_dev *d, bool on, err *e);
     int (*profile_lines)(const kern_dev *d, const kern_op_time **out);

@@ -328,6 +328,22 @@ void kern_gated_rmsnorm(kern_dev *d, const float *x, const float *gate, int64_t 
 void kern_head_matmul(kern_dev *d, const qtensor *w, const float *x, int64_t ldx, int64_t ldh,
                       int64_t T, float *out, int64_t ldo, int64_t ldoh);
 
+/* ---- choosing tokens ----------------------------------------------------------------------------
+ * What sampling from the best tokens needs of a row of logits. -0 counts as 0. Where a lane is no
+ * number, only odd and odd_value mean something. */
+#define KERN_TOP 256
+typedef struct kern_top {
+    float value[KERN_TOP]; /* the largest lanes, largest first; of equals the lower id first */
+    int32_t id[KERN_TOP];  /* -1, with -infinity: the row has no more */
+    double lse;            /* log of the sum of exponentials, in f64; -infinity: all lanes are */
+    int32_t odd;           /* first lane that is NaN or +infinity; -1 = none */
+    float odd_value;
+} kern_top;
+/* Room for kern_top_rows of so many rows of V lanes. */
+int kern_reserve_top(kern_dev *d, int64_t max_rows, int64_t V, err *e);
+/* x [T, V], f32 lanes; out [T] in memory of kern_host_alloc: there at the end of the step. */
+void kern_top_rows(kern_dev *d, const float *x, int64_t V, int64_t T, kern_top *out);
+
 /* ---- mixture of experts ------------------------------------------------------------------------
  */
 typedef enum kern_route_kind {

@@ -329,6 +329,29 @@ typedef struct gpu_rope_store {
     int64_t T;
 } gpu_rope_store;
 
+/* ---- choosing tokens ----------------------------------------------------------------------------
+ */
+#define GPU_TOP_CHUNK 4096    /* lanes of a block */
+typedef struct gpu_top_part { /* of a chunk: sum of exp(x - top) */
+    double sum;
+    float top;
+    int32_t odd; /* first lane that is no number */
+} gpu_top_part;
+typedef struct gpu_top { /* kern_top of each of T rows of V lanes, f32 */
+    gpu_x x;
+    int64_t V, T;
+    void *out;  /* kern_top [T] */
+    void *work; /* gpu_top_work bytes */
+} gpu_top;
+static inline int64_t gpu_top_chunks(int64_t V)
+{
+    return (V + GPU_TOP_CHUNK - 1) / GPU_TOP_CHUNK;
+}
+static inline size_t gpu_top_work(int64_t T, int64_t V)
+{
+    return (size_t)(T * gpu_top_chunks(V)) * (256 * sizeof(uint32_t) + sizeof(gpu_top_part));
+}
+
 /* ---- products of prepared weights
  * ----------------------------------------------------------------- The calls of small.h, wide.h,
  * rows.h and lt.h; `stream` in them is not looked at. */
@@ -390,6 +413,7 @@ typedef struct gpu_all_reduce { /* x := its sum over all devices of the group, n
     X(norm_quant, gpu_norm_quant)                                                                  \
     X(glu_quant, gpu_glu_quant)                                                                    \
     X(rope_store, gpu_rope_store)                                                                  \
+    X(top, gpu_top)                                                                                \
     X(widen, gpu_widen)                                                                            \
     X(small, small_call)                                                                           \
     X(wide, wide_call)                                                                             \

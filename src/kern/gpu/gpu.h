@@ -94,6 +94,10 @@ typedef struct gpu_dev {
     const struct gpu_layout *only; /* tests: beside it, only the last layout is asked */
     struct gpu_dense *dense;       /* dense.c; NULL without such linears */
     void *attention_work;
+    struct gpu_top_room { /* gpu__reserve_top */
+        void *work, *out;
+        int64_t rows, lanes;
+    } top;
     void *comm;                  /* of several GPUs that run one model; NULL where it is alone */
     pthread_mutex_t launching;   /* held while a step is launched */
     unsigned long long *clipped; /* on the device */
@@ -140,11 +144,16 @@ gpu_x gpu__x(gpu_dev *g, const float *p);
 void *gpu__raw(gpu_dev *g, const void *p);
 const gpu_block *gpu__find(const gpu_dev *g, const void *p);
 
+/* ops.c */
+int gpu__reserve_top(kern_dev *d, int64_t max_rows, int64_t V, err *e);
+
 /* step.c */
 bool gpu__step_begin(kern_dev *d, int64_t T, uint64_t key);
 int gpu__step_flush(kern_dev *d, err *e);
 int gpu__step_end(kern_dev *d, err *e);
 void gpu__fetch(kern_dev *d, const float *x, int64_t n, float *host);
+/* Bytes of the device that the program gets at the end. */
+void gpu__output(gpu_dev *g, const void *dev, size_t bytes, void *host);
 uint64_t gpu__clipped(const kern_dev *d);
 void gpu__push(gpu_dev *g, gpu_op op, const void *args, size_t bytes);
 /* Device address of an array of the program, n elements of 4 bytes; NULL stays NULL. */

@@ -340,6 +340,34 @@ static void op_delta_gates(kern_dev *d, const float *ba, int64_t ld, int Hv, con
     PUSH(delta_gates, a);
 }
 
+/* ---- choosing tokens ----------------------------------------------------------------------------
+ */
+
+int gpu__reserve_top(kern_dev *d, int64_t max_rows, int64_t V, err *e)
+{
+    gpu_dev *g = gpu__of(d);
+    size_t work = gpu_top_work(max_rows, V), out = sizeof(kern_top) * (size_t)max_rows;
+    int rc = 0;
+    TRY(gpu__keep(g, &g->top.work, NULL, work, e));
+    TRY(gpu__keep(g, &g->top.out, NULL, out, e));
+    g->top.rows = max_rows;
+    g->top.lanes = V;
+    g->pub.scratch_bytes += work + out;
+out:
+    return rc;
+}
+
+static void op_top_rows(kern_dev *d, const float *x, int64_t V, int64_t T, kern_top *out)
+{
+    gpu_dev *g = gpu__of(d);
+    gpu_top a = {.x = gpu__x(g, x), .V = V, .T = T, .out = g->top.out, .work = g->top.work};
+    if (T > g->top.rows || V > g->top.lanes)
+        gpu__fail(g, "the best of %lld rows of %lld lanes, with room for %lld of %lld",
+                  (long long)T, (long long)V, (long long)g->top.rows, (long long)g->top.lanes);
+    PUSH(top, a);
+    gpu__output(g, a.out, sizeof(kern_top) * (size_t)T, out);
+}
+
 const struct kern_backend gpu__backend = {
     .name = "cuda",
     .close = gpu__close,
@@ -357,6 +385,8 @@ const struct kern_backend gpu__backend = {
     .step_flush = gpu__step_flush,
     .step_end = gpu__step_end,
     .fetch = gpu__fetch,
+    .reserve_top = gpu__reserve_top,
+    .top_rows = op_top_rows,
     .clipped = gpu__clipped,
     .profile = gpu__profile,
     .profile_lines = gpu__profile_lines,

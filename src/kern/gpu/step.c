@@ -231,18 +231,23 @@ void gpu__push(gpu_dev *g, gpu_op op, const void *args, size_t bytes)
     s->ops[s->n_ops++] = (gpu_rec){op, at, bytes};
 }
 
-void gpu__fetch(kern_dev *d, const float *x, int64_t n, float *host)
+void gpu__output(gpu_dev *g, const void *dev, size_t bytes, void *host)
 {
-    gpu_dev *g = gpu__of(d);
     gpu_step *s = g->now;
-    gpu_x from = gpu__x(g, x);
-    if (from.type != GPU_F32) gpu__fail(g, "fetch of lanes that are not f32");
     if (g->failed || !s) return;
     if (s->n_outputs == s->cap_outputs) {
         s->cap_outputs = s->cap_outputs ? 2 * s->cap_outputs : 4;
         s->outputs = xrealloc(s->outputs, sizeof *s->outputs * (size_t)s->cap_outputs);
     }
-    s->outputs[s->n_outputs++] = (gpu_output){from.p, host, (size_t)n * sizeof(float)};
+    s->outputs[s->n_outputs++] = (gpu_output){dev, host, bytes};
+}
+
+void gpu__fetch(kern_dev *d, const float *x, int64_t n, float *host)
+{
+    gpu_dev *g = gpu__of(d);
+    gpu_x from = gpu__x(g, x);
+    if (from.type != GPU_F32) gpu__fail(g, "fetch of lanes that are not f32");
+    gpu__output(g, from.p, (size_t)n * sizeof(float), host);
 }
 
 /* ---- running ------------------------------------------------------------------------------------
