@@ -169,6 +169,8 @@ typedef struct kern_wshape {
     qaxis w;
     num_dtype code, scale, zero; /* stored types; NUM_NONE = no scales, no zero points */
     int64_t N, K;
+    int64_t groups; /* along K, where a group index names more than K fills (columns of a larger
+                       weight); 0 = as many as K fills */
 } kern_wshape;
 
 /* Rows of the linear list, for tests, SUPPORT.md and bench. */

@@ -40,6 +40,7 @@ void kern__wshape_of(const qtensor *q, kern_wshape *w)
     w->zero = q->spec.w.asym || q->zeros ? q->zero_type : NUM_NONE;
     w->N = q->N;
     w->K = q->K;
+    w->groups = q->g_idx ? q->scale_cols : 0;
 }
 
 static int stored_bits(num_dtype t)
@@ -385,6 +386,7 @@ static void canonical_sizes(const kern_wshape *w, size_t part[5])
                   : w->w.gran == Q_TENSOR ? 1
                                           : n;
     size_t group = (size_t)group_of(w), cols = k ? (k + group - 1) / group : 0;
+    if (w->groups > (int64_t)cols) cols = (size_t)w->groups;
     size_t cells = rows * cols;
     part[0] = round_up(sizeof(qtensor), 64);
     part[1] = round_up(n * num_bytes(w->code, k), 64);

@@ -70,6 +70,10 @@ typedef struct kv_pool_opts {
 } kv_pool_opts;
 int kv_pool_open(kv_pool **out, kern_dev *d, const kv_pool_opts *o, err *e);
 void kv_pool_close(kv_pool *p);
+/* A model on several devices has a pool on each, with pages of the same numbers: p, which accounts
+ * for them, and those attached to it in the order of ranks, which it takes over. */
+void kv_pool_attach(kv_pool *p, kv_pool *next);
+kv_pool *kv_pool_rank(kv_pool *p, int rank);
 const kern_kv_layer *kv_pool_layer(const kv_pool *p, int layer); /* not for state layers */
 int kv_pool_group(const kv_pool *p, int layer); /* KV_FULL or KV_WINDOW; -1 for state layers */
 /* [state_floats] of a linear-attention layer, zero at first; slot 0 .. n_states-1, one for each

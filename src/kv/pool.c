@@ -22,6 +22,7 @@ struct kv_pool {
     kern_kv_layer *layers;  /* [n_layers]; states have none */
     void **memory;          /* [n_layers] */
     float **scales;         /* [2 * n_layers], copies */
+    kv_pool *next;          /* that of the next rank */
 };
 
 static float *copy_scale(const float *s, int n)
@@ -134,6 +135,7 @@ out:
 void kv_pool_close(kv_pool *p)
 {
     if (!p) return;
+    kv_pool_close(p->next);
     for (int i = 0; i < p->n_layers; i++) {
         if (p->memory[i]) kern_free(p->dev, p->memory[i]);
         free(p->scales[2 * i]);
@@ -149,6 +151,20 @@ void kv_pool_close(kv_pool *p)
     free(p->memory);
     free(p->scales);
     free(p);
+}
+
+void kv_pool_attach(kv_pool *p, kv_pool *next)
+{
+    while (p->next)
+        p = p->next;
+    p->next = next;
+}
+
+kv_pool *kv_pool_rank(kv_pool *p, int rank)
+{
+    while (rank-- > 0)
+        p = p->next;
+    return p;
 }
 
 const kern_kv_layer *kv_pool_layer(const kv_pool *p, int layer)

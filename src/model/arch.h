@@ -148,6 +148,10 @@ typedef struct arch_model {
         int Hk, Hv, Dk, Dv, conv;
     } delta;
     arch_moe moe;
+    /* A share of a model that several devices run: H, Hk and the widths of feed-forwards are those
+     * of one rank; these are the whole. n_ranks 0 = not divided. */
+    int rank, n_ranks, H_all, Hk_all;
+    bool heads_cut;
     arena *mem;
 } arch_model;
 
@@ -179,6 +183,24 @@ int64_t arch_behind(const arch_model *m, const ckpt *files);
 
 /* All linears in order of use, the head last. Returns count; out may be NULL to count. */
 int arch_linears(const arch_model *m, arch_linear *out, int cap);
+/* ---- several devices (cut.c) ------------------------------------------------------------------
+ * Makes of m what rank `rank` of n has of it. What cannot be divided by n is refused with the
+ * numbers that can. */
+int arch_take_share(arch_model *m, int rank, int n, err *e);
+int arch_first_kv_head(const arch_model *m); /* of this rank, counted over all */
+typedef struct arch_range {
+    int64_t lo, hi;
+} arch_range;
+typedef struct arch_cut { /* of a stored linear, rows in the order of use */
+    int n;
+    arch_range rows[ARCH_PARTS], cols;
+    bool by_rows, by_cols; /* neither: it is whole on every rank */
+} arch_cut;
+/* m: a rank's share; l: a linear of the whole model. */
+void arch_cut_of(const arch_model *m, const arch_linear *l, int shard, arch_cut *out);
+/* Numbers of devices that divide the whole model m, and `size` at multiples of `unit`. */
+void arch_ranks_that_fit(const arch_model *m, int64_t size, int64_t unit, buf *out);
+
 /* All other tensors (embedding, norms, …): whole name, rows (1 for a vector), columns. */
 typedef void arch_tensor_fn(void *arg, const char *name, int64_t rows, int64_t cols);
 void arch_plain_tensors(const arch_model *m, arch_tensor_fn *fn, void *arg);

@@ -64,4 +64,5 @@ void model__ffn(model *m, int layer, int64_t T, float *out)
         experts(m, l, T, out);
     else
         dense(m, l->lin[ARCH_GATE_UP], l->lin[ARCH_DOWN], a->ffn == ARCH_GLU, a->inter, T, out);
+    kern_all_reduce(m->dev, out, T * m->arch->hidden);
 }

@@ -129,12 +129,17 @@ static int run(model *m, kv_pool *kv, const batch *b, float *logits, err *e)
         TRY(tap(m, i, b->T, e));
         if (!last) enter(m, &m->layers[i + 1].norm1, b->T);
     }
-    if (b->n_logits) logits_of(m, b, logits);
+    if (b->n_logits && m->lm_head) logits_of(m, b, logits);
 out:
     return rc;
 }
 
 int model_forward(model *m, kv_pool *kv, const batch *b, float *logits, err *e)
+{
+    return m->ranks ? model__step_ranks(m, kv, b, logits, e) : model__step(m, kv, b, logits, e);
+}
+
+int model__step(model *m, kv_pool *kv, const batch *b, float *logits, err *e)
 {
     if (b->T < 1 || b->T > m->opts.max_rows || b->n_logits > b->T ||
         b->n_logits > m->opts.max_logit_rows)

@@ -89,6 +89,16 @@ static int layer_matrix(model *m, int layer, const char *name, const char *tail,
     return load_vector(m, full, rows, cols, out, e);
 }
 
+/* Of a small tensor that was just read, n numbers from `from` on stay: those of this rank. */
+static void keep_part(model *m, float **at, int64_t from, int64_t n)
+{
+    model_vec_slot *s = m->n_slots ? &m->slots[m->n_slots - 1] : NULL;
+    if (!*at || !s || s->at != at || s->n == n) return;
+    m->bytes.other -= sizeof **at * (uint64_t)(s->n - n);
+    s->n = n;
+    *at += from;
+}
+
 static int layer_vector(model *m, int layer, const char *name, const char *tail, int64_t n,
                         float **out, err *e)
 {
@@ -237,17 +247,12 @@ static int load_bias(model *m, const arch_linear *l, float **out, err *e)
 /* ---- linears ------------------------------------------------------------------------------------
  */
 
-typedef struct loaded { /* the shards of one linear */
-    qtensor t[3];
-    float *bias;
-} loaded;
-
-static void drop_loaded(loaded *s)
+void model__loaded_drop(model_loaded *s)
 {
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < KERN_MAX_SHARDS; i++)
         qtensor_free(&s->t[i]);
     free(s->bias);
-    *s = (loaded){0};
+    *s = (model_loaded){0};
 }
 
 /* The model's spec is that of its first quantized linear, else of its first; the head, which is
@@ -259,11 +264,91 @@ static void note_spec(model *m, arch_linear_kind kind, const qspec *s)
     m->spec_known = kind != ARCH_LM_HEAD;
 }
 
-/* Prepares what lies in s; n shards of one expert (E = 1). */
-static int prepare(model *m, const arch_linear *l, loaded *s, kern_linear **out, err *e)
+/* Which numbers of ranks would not cut through a scale, after the words that say it would. */
+static int cannot_cut(const model *m, const arch_linear *l, int shard, const arch_cut *c,
+                      const qtensor *t, const err *why, err *e)
+{
+    const arch_shard *s = &l->shard[shard];
+    buf fit = {0};
+    int64_t size = c->by_cols ? s->K : c->rows[0].hi - c->rows[0].lo,
+            unit = c->by_cols ? t->block_k : t->block_n;
+    if (!c->by_cols) size *= m->arch->n_ranks;
+    if (unit >= (c->by_cols ? t->K : t->N)) unit = 1;
+    arch_ranks_that_fit(m->whole, size, unit, &fit);
+    int rc = err_set(e, why->code,
+                     "%s: --tp %d cannot take it apart (%s); numbers of devices that can: %s",
+                     s->module, m->arch->n_ranks, why->msg, t->flat ? "none" : fit.data);
+    buf_free(&fit);
+    return rc;
+}
+
+static void cut_bias(const arch_linear *l, int shard, const arch_cut *c, const float *whole,
+                     float *part, int64_t *at)
+{
+    for (int i = 0; i < shard; i++)
+        whole += l->shard[i].N;
+    for (int i = 0; i < c->n; i++) {
+        int64_t n = c->rows[i].hi - c->rows[i].lo;
+        memcpy(part + *at, whole + c->rows[i].lo, sizeof *part * (size_t)n);
+        *at += n;
+    }
+}
+
+/* This rank's part of whole shards, lent from them. Of a cut by columns, whose products are summed
+ * over all ranks, the bias is that of rank 0. */
+static int cut_loaded(model *m, const arch_linear *l, const model_loaded *s, model_loaded *part,
+                      int *n, err *e)
+{
+    int rc = 0;
+    int64_t at = 0, rows = 0;
+    err why = {0};
+    arch_cut c = {0};
+    *n = 0;
+    for (int i = 0; i < l->n_shards; i++)
+        rows += l->shard[i].N;
+    if (s->bias) part->bias = xmalloc(sizeof *part->bias * (size_t)rows);
+    for (int i = 0; i < l->n_shards; i++) {
+        arch_cut_of(m->arch, l, i, &c);
+        if (c.by_cols) {
+            rc = qtensor_slice(&s->t[i], 'K', c.cols.lo, c.cols.hi, &part->t[(*n)++], &why);
+        } else {
+            for (int k = 0; k < c.n && rc >= 0; k++)
+                rc = qtensor_slice(&s->t[i], 'N', c.rows[k].lo, c.rows[k].hi, &part->t[(*n)++],
+                                   &why);
+        }
+        if (rc < 0) return cannot_cut(m, l, i, &c, &s->t[i], &why, e);
+        if (s->bias) cut_bias(l, i, &c, s->bias, part->bias, &at);
+    }
+    if (c.by_cols && m->arch->rank > 0) {
+        free(part->bias);
+        part->bias = NULL;
+    }
+    return 0;
+}
+
+static bool online(const model *m, const arch_linear *l)
+{
+    return m->has_online && arch_quantizable(l->kind);
+}
+
+static int quantize_all(model *m, const arch_linear *l, model_loaded *s, err *e)
 {
     int rc = 0;
     float amax = 0;
+    bool scaled = m->online.w.scale == QS_NVFP4 && !m->opts.random;
+    for (int i = 0; i < l->n_shards && scaled; i++)
+        amax = fmaxf(amax, amax_of(&s->t[i]));
+    for (int i = 0; i < l->n_shards; i++)
+        TRY(quantize_now(m, l->shard[i].module, &s->t[i], amax, e));
+out:
+    return rc;
+}
+
+/* Prepares what lies in s; n shards of one expert (E = 1). */
+static int prepare(model *m, const arch_linear *l, const model_loaded *s, kern_linear **out, err *e)
+{
+    int rc = 0;
+    model_loaded part = {0};
     /* Routers and gates decide: they never take a coarser input. */
     kern_linear_desc d = {
         .name = l->shard[0].module,
@@ -272,31 +357,39 @@ static int prepare(model *m, const arch_linear *l, loaded *s, kern_linear **out,
         .act = l->kind == ARCH_ROUTER || l->kind == ARCH_SHARED_GATE ? KERN_ACT_F32 : m->opts.act,
         .strict = m->opts.strict,
         .expert = l->kind == ARCH_EXPERT_UP || l->kind == ARCH_EXPERT_DOWN};
-    bool online = m->has_online && arch_quantizable(l->kind);
-    for (int i = 0; i < l->n_shards; i++) {
-        d.shard[i] = &s->t[i];
-        if (online && m->online.w.scale == QS_NVFP4 && !m->opts.random)
-            amax = fmaxf(amax, amax_of(&s->t[i]));
+    if (m->arch->n_ranks > 1) {
+        TRY(cut_loaded(m, l, s, &part, &d.n_shards, e));
+        d.bias = part.bias;
+        s = &part;
     }
-    for (int i = 0; online && i < l->n_shards; i++)
-        TRY(quantize_now(m, l->shard[i].module, &s->t[i], amax, e));
+    for (int i = 0; i < d.n_shards; i++)
+        d.shard[i] = &s->t[i];
     TRY(kern_linear_make(m->dev, &d, out, e));
     note_spec(m, l->kind, &s->t[0].spec);
     m->bytes.prepared += kern_linear_bytes(*out);
     model__report_add(m, arch_kind_names[l->kind], &s->t[0].spec, *out);
 out:
+    model__loaded_drop(&part);
     return rc;
 }
 
-static int load_parts(model *m, const arch_linear *l, loaded *s, err *e)
+/* Reads the whole of a linear, and quantizes it where that is asked for and it has no experts
+ * inside: these are quantized one by one. */
+int model__load_whole(model *m, const arch_linear *l, model_loaded *s, err *e)
 {
     int rc = 0;
+    qbytes before = m->bytes.file;
+    m->bytes.file = (qbytes){0};
     for (int i = 0; i < l->n_shards; i++) {
         TRY(load_shard(m, &l->shard[i], &s->t[i], e));
         qtensor_bytes(&s->t[i], &m->bytes.file);
     }
     TRY(load_bias(m, l, &s->bias, e));
+    if (online(m, l) && l->shard[0].E == 1) TRY(quantize_all(m, l, s, e));
 out:
+    s->file = m->bytes.file;
+    m->bytes.file = before;
+    if (rc < 0) model__loaded_drop(s);
     return rc;
 }
 
@@ -307,36 +400,58 @@ static void release(model *m, const arch_linear *l)
         quant_release(m->q, l->shard[i].module);
 }
 
+/* The linear is lent: to be given back by give_back. */
+static int borrow(model *m, const arch_linear *l, model_loaded **out, err *e)
+{
+    int rc = model__share_take(m, l, out, e);
+    if (rc < 0) return rc;
+    const qbytes *f = &(*out)->file;
+    qbytes *b = &m->bytes.file;
+    b->codes += f->codes;
+    b->scales += f->scales;
+    b->zeros += f->zeros;
+    b->unquantized += f->unquantized;
+    b->padding += f->padding;
+    b->total += f->total;
+    return 0;
+}
+
+static void give_back(model *m, const arch_linear *l, model_loaded *s)
+{
+    if (model__share_give(m, s)) release(m, l);
+}
+
 static int make_linear(model *m, const arch_linear *l, kern_linear **out, err *e)
 {
-    loaded s = {0};
-    int rc = load_parts(m, l, &s, e);
-    if (rc >= 0) rc = prepare(m, l, &s, out, e);
-    drop_loaded(&s);
-    release(m, l);
+    model_loaded *s;
+    int rc = borrow(m, l, &s, e);
+    if (rc < 0) return rc;
+    rc = prepare(m, l, s, out, e);
+    give_back(m, l, s);
     return rc;
 }
 
 /* All experts from one tensor: slices of it, one by one. */
 static int make_fused(model *m, const arch_linear *l, kern_linear **out, err *e)
 {
-    loaded all = {0};
-    int rc = load_parts(m, l, &all, e);
+    model_loaded *all;
+    int rc = borrow(m, l, &all, e);
+    if (rc < 0) return rc;
     int64_t N = l->shard[0].N;
     for (int64_t x = 0; rc >= 0 && x < l->shard[0].E; x++) {
-        loaded s = {0};
+        model_loaded s = {0};
         arch_linear one = *l;
         one.expert = (int)x;
-        rc = qtensor_slice(&all.t[0], 'E', x, x + 1, &s.t[0], e);
-        if (rc >= 0 && all.bias) {
+        rc = qtensor_slice(&all->t[0], 'E', x, x + 1, &s.t[0], e);
+        if (rc >= 0 && all->bias) {
             s.bias = xmalloc(sizeof *s.bias * (size_t)N);
-            memcpy(s.bias, all.bias + x * N, sizeof *s.bias * (size_t)N);
+            memcpy(s.bias, all->bias + x * N, sizeof *s.bias * (size_t)N);
         }
+        if (rc >= 0 && online(m, l)) rc = quantize_all(m, &one, &s, e);
         if (rc >= 0) rc = prepare(m, &one, &s, &out[x], e);
-        drop_loaded(&s);
+        model__loaded_drop(&s);
     }
-    drop_loaded(&all);
-    release(m, l);
+    give_back(m, l, all);
     return rc;
 }
 
@@ -345,14 +460,12 @@ static int make_absorbed(model *m, const arch_linear *l, model_layer *out, err *
 {
     const arch_model *a = m->arch;
     int64_t H = a->H, R = a->mla.kv_lora, nope = a->mla.nope, V = a->mla.v;
-    loaded s = {0};
+    int64_t first = a->heads_cut ? a->rank * H : 0;
+    model_loaded *s;
+    int rc = borrow(m, l, &s, e);
+    if (rc < 0) return rc;
     float *row = xmalloc(sizeof *row * (size_t)R);
-    int rc = load_parts(m, l, &s, e);
-    if (rc >= 0 && m->has_online)
-        rc = quantize_now(m, l->shard[0].module, &s.t[0],
-                          m->online.w.scale == QS_NVFP4 ? amax_of(&s.t[0]) : 0, e);
-    if (rc < 0) goto out;
-    const qtensor *t = &s.t[0];
+    const qtensor *t = &s->t[0];
     bool plain = !t->scales && (t->code == NUM_BF16 || t->code == NUM_F16);
     num_dtype to = plain ? t->code : NUM_F32;
     qspec spec = {{.type = to}, {.type = NUM_BF16}, {.type = NUM_BF16}};
@@ -362,7 +475,7 @@ static int make_absorbed(model *m, const arch_linear *l, model_layer *out, err *
     size_t one = num_bytes(to, 1);
     for (int64_t h = 0; h < H; h++)
         for (int64_t i = 0; i < nope + V; i++) {
-            qtensor_decode_row(t, h * (nope + V) + i, row);
+            qtensor_decode_row(t, (first + h) * (nope + V) + i, row);
             if (i >= nope)
                 num_encode_row(to, row, (size_t)R,
                                v + (size_t)(h * V + i - nope) * out->v_up.row_bytes);
@@ -376,8 +489,7 @@ static int make_absorbed(model *m, const arch_linear *l, model_layer *out, err *
     TRY(kern_table(m->dev, &out->v_up, e));
 out:
     free(row);
-    drop_loaded(&s);
-    release(m, l);
+    give_back(m, l, s);
     return rc;
 }
 
@@ -403,23 +515,31 @@ static int load_ends(model *m, const arch_linear *head, err *e)
     arch_ends ends;
     char name[256];
     TRY(arch_find_ends(a, m->q, &ends, e));
-    if (*ends.warning) log_warn("%s: %s", ckpt_path(m->q->c), ends.warning);
+    if (*ends.warning && !a->rank) log_warn("%s: %s", ckpt_path(m->q->c), ends.warning);
     arch_shard s = {.N = a->vocab, .K = a->hidden, .E = 1};
     snprintf(s.module, sizeof s.module, "%s", ends.embed);
-    TRY(load_shard(m, &s, &m->embed, e));
+    model__share_lock(m);
+    rc = load_shard(m, &s, &m->embed, e);
+    model__share_unlock(m);
+    if (rc < 0) goto out;
     qtensor_bytes(&m->embed, &m->bytes.file);
     m->bytes.other += (uint64_t)m->embed.N * m->embed.row_bytes;
     if (a->name.pos) {
         s.N = m->cfg->max_position;
         snprintf(s.module, sizeof s.module, "%s", a->name.pos);
-        TRY(load_shard(m, &s, &m->pos, e));
+        model__share_lock(m);
+        rc = load_shard(m, &s, &m->pos, e);
+        model__share_unlock(m);
+        if (rc < 0) goto out;
         qtensor_bytes(&m->pos, &m->bytes.file);
         m->bytes.other += (uint64_t)m->pos.N * m->pos.row_bytes;
     }
     qbytes before = m->bytes.file;
     snprintf(l.shard[0].module, sizeof l.shard[0].module, "%s", ends.head);
-    TRY(make_linear(m, &l, &m->lm_head, e));
-    if (ends.shared) share_ends(m, &before);
+    if (!a->rank) { /* logits are those of rank 0 */
+        TRY(make_linear(m, &l, &m->lm_head, e));
+        if (ends.shared) share_ends(m, &before);
+    }
     snprintf(name, sizeof name, "%s", a->name.final_norm);
     TRY(load_norm(m, -1, name, a->hidden, &m->final_norm, e));
     TRY(kern_table(m->dev, &m->embed, e));
@@ -440,16 +560,20 @@ static int load_mix_vectors(model *m, int i, model_layer *l, err *e)
     if (a->layers[i].mix == ARCH_ATTENTION) {
         bool head = a->qk_norm == ARCH_QK_HEAD;
         bool rows = a->qk_norm == ARCH_QK_HEAD_LAYER;
+        int64_t first = a->heads_cut ? a->rank * a->H : 0, D = a->D;
         int64_t q = head ? a->D : (int64_t)a->H * a->D, k = head ? a->D : (int64_t)a->Hk * a->D;
         if (a->qk_norm) {
             TRY(layer_matrix(m, i, n->q_norm ? n->q_norm : "self_attn.q_norm", ".weight",
-                             rows ? a->H : 1, rows ? a->D : q, &l->q_norm, e));
+                             rows ? a->H_all : 1, rows ? a->D : q, &l->q_norm, e));
+            if (rows) keep_part(m, &l->q_norm, first * D, a->H * D);
             TRY(layer_matrix(m, i, n->k_norm ? n->k_norm : "self_attn.k_norm", ".weight",
-                             rows ? a->Hk : 1, rows ? a->D : k, &l->k_norm, e));
+                             rows ? a->Hk_all : 1, rows ? a->D : k, &l->k_norm, e));
+            if (rows) keep_part(m, &l->k_norm, arch_first_kv_head(a) * D, a->Hk * D);
             plus_one(m, l->q_norm, q);
             plus_one(m, l->k_norm, k);
         }
-        TRY(layer_vector(m, i, n->sinks, "", a->H, &l->sinks, e));
+        TRY(layer_vector(m, i, n->sinks, "", a->H_all, &l->sinks, e));
+        keep_part(m, &l->sinks, first, a->H);
     } else if (a->layers[i].mix == ARCH_MLA) {
         if (a->mla.q_lora)
             TRY(layer_vector(m, i, n->q_a_norm, ".weight", a->mla.q_lora, &l->q_a_norm, e));
@@ -477,8 +601,16 @@ static int load_vectors(model *m, int i, model_layer *l, err *e)
     TRY(load_mix_vectors(m, i, l, e));
     if (a->layers[i].ffn == ARCH_MOE)
         TRY(layer_vector(m, i, a->name.route_bias, "", a->moe.E, &l->route_bias, e));
-    if (a->layers[i].mix != ARCH_DELTA)
-        TRY(quant_kv_scales(m->q, i, m->kv_shapes[i].Hk, &m->k_scales[i], &m->v_scales[i], e));
+    if (a->layers[i].mix != ARCH_DELTA) {
+        bool heads = a->layers[i].mix == ARCH_ATTENTION;
+        model__share_lock(m);
+        rc = quant_kv_scales(m->q, i, heads ? a->Hk_all : 1, &m->k_scales[i], &m->v_scales[i], e);
+        model__share_unlock(m);
+        if (rc < 0) goto out;
+        int64_t first = heads ? arch_first_kv_head(a) : 0;
+        if (m->k_scales[i]) m->k_scales[i] += first;
+        if (m->v_scales[i]) m->v_scales[i] += first;
+    }
     rc = 0;
 out:
     return rc;
@@ -543,21 +675,21 @@ out:
 
 int model__load(model *m, err *e)
 {
-    int n = arch_linears(m->arch, NULL, 0), rc = 0, at = 0;
+    int n = arch_linears(m->whole, NULL, 0), rc = 0, at = 0;
     arch_linear *all = xcalloc((size_t)n, sizeof *all);
     progress p;
-    arch_linears(m->arch, all, n);
+    arch_linears(m->whole, all, n);
     /* Ends first: while one tensor serves as both, it is resident in the file and prepared. */
     TRY(load_ends(m, &all[n - 1], e));
-    progress_start(&p, "load", (uint64_t)m->n_layers);
+    if (!m->arch->rank) progress_start(&p, "load", (uint64_t)m->n_layers);
     for (int i = 0; i < m->n_layers; i++) {
         int from = at;
         while (at < n && all[at].layer == i)
             at++;
         TRY(load_layer(m, i, all + from, at - from, e));
-        progress_step(&p, (uint64_t)i + 1, NULL);
+        if (!m->arch->rank) progress_step(&p, (uint64_t)i + 1, NULL);
     }
-    progress_end(&p);
+    if (!m->arch->rank) progress_end(&p);
     model__random_drop(m, false);
 out:
     free(all);

@@ -80,6 +80,7 @@ static void attention(model *m, int i, kv_pool *kv, const batch *b)
     attend(m, i, kv, b, q, ld, m->attn, nq);
     if (gate) kern_sigmoid_mul(m->dev, m->attn, nq, q + nq, ld, nq, b->T);
     kern_linear_run(m->dev, l->lin[ARCH_O], m->attn, nq, b->T, m->y, a->hidden);
+    if (a->heads_cut) kern_all_reduce(m->dev, m->y, b->T * a->hidden);
 }
 
 /* q is folded through the key half of kv_b once, so that scores are products with the cached latent
@@ -109,6 +110,7 @@ static void latent_attention(model *m, int i, kv_pool *kv, const batch *b)
     attend(m, i, kv, b, folded, a->H * nl, sums, a->H * R);
     kern_head_matmul(m->dev, &l->v_up, sums, a->H * R, R, T, m->attn, a->H * V, V);
     kern_linear_run(m->dev, l->lin[ARCH_O], m->attn, a->H * V, T, m->y, a->hidden);
+    if (a->heads_cut) kern_all_reduce(m->dev, m->y, T * a->hidden);
 }
 
 static void delta_net(model *m, int i, kv_pool *kv, const batch *b)

@@ -61,7 +61,7 @@ static int make_buffers(model *m, err *e)
         TRY(buffer(m, &m->sinv[i], KERN_STREAM, T, m->rot_half, e));
     }
     TRY(buffer(m, &m->logit_x, KERN_STREAM, T, h, e));
-    if (m->dev->be)
+    if (m->dev->be && m->lm_head)
         TRY(buffer(m, &m->logits, KERN_STREAM, m->opts.max_logit_rows, model_vocab(m), e));
     TRY(route_buffers(m, T, e));
     TRY(kern_reserve_attention(m->dev, T, a->H, (int)(a->mla.kv_lora ? a->mla.kv_lora : a->D), e));
@@ -98,11 +98,9 @@ static int resolve_online(model *m, err *e)
     return rc;
 }
 
-int model_open(model **out, quant_ckpt *q, kern_dev *d, const model_opts *o, err *e)
+model *model__make(quant_ckpt *q, kern_dev *d, const model_opts *o)
 {
-    int rc = 0;
     model *m = xcalloc(1, sizeof *m);
-    *out = NULL;
     m->cfg = ckpt_cfg(q->c);
     m->q = q;
     m->dev = d;
@@ -110,16 +108,29 @@ int model_open(model **out, quant_ckpt *q, kern_dev *d, const model_opts *o, err
     m->mem = arena_make();
     if (m->opts.max_rows < 1) m->opts.max_rows = 512;
     if (m->opts.max_logit_rows < 1) m->opts.max_logit_rows = m->opts.max_rows;
-    TRY(arch_open(&m->arch, m->cfg, q->c, e));
-    int64_t beside = arch_beside(m->arch, q->c);
+    return m;
+}
+
+static void warn_of_files(const model *m)
+{
+    int64_t beside = arch_beside(m->whole, m->q->c), behind = arch_behind(m->whole, m->q->c);
     if (beside)
-        log_warn("%s: text only: %lld vision tensors are not used", ckpt_path(q->c),
+        log_warn("%s: text only: %lld vision tensors are not used", ckpt_path(m->q->c),
                  (long long)beside);
-    int64_t behind = arch_behind(m->arch, q->c);
     if (behind)
         log_warn("%s: 'num_hidden_layers' is %d, but %lld tensors of further layers are stored; "
                  "they are not used",
-                 m->cfg->where, m->arch->n_layers, (long long)behind);
+                 m->cfg->where, m->whole->n_layers, (long long)behind);
+}
+
+int model__fill(model *m, err *e)
+{
+    int rc = 0, n = kern_n_ranks(m->dev);
+    TRY(arch_open(&m->arch, m->cfg, m->q->c, e));
+    m->whole = m->arch;
+    if (n > 1) TRY(arch_open(&m->whole, m->cfg, m->q->c, e));
+    TRY(arch_take_share(m->arch, m->dev->rank, n, e));
+    if (!m->dev->rank) warn_of_files(m);
     TRY(resolve_online(m, e));
     m->n_layers = m->arch->n_layers;
     m->layers = arena_alloc(m->mem, sizeof *m->layers * (size_t)m->n_layers);
@@ -129,18 +140,25 @@ int model_open(model **out, quant_ckpt *q, kern_dev *d, const model_opts *o, err
     m->spec = (qspec){{.type = NUM_BF16}, {.type = NUM_BF16}, {.type = NUM_BF16}};
     arch_kv_shapes(m->arch, m->kv_shapes);
     TRY(model__load(m, e));
-    m->spec.kv = q->kv;
+    m->spec.kv = m->q->kv;
     TRY(make_buffers(m, e));
-    *out = m;
-    m = NULL;
 out:
-    model_close(m);
+    return rc;
+}
+
+int model_open(model **out, quant_ckpt *q, kern_dev *d, const model_opts *o, err *e)
+{
+    model *m = model__make(q, d, o);
+    int rc = kern_n_ranks(d) > 1 ? model__open_ranks(m, e) : model__fill(m, e);
+    *out = rc < 0 ? NULL : m;
+    if (rc < 0) model_close(m);
     return rc;
 }
 
 void model_close(model *m)
 {
     if (!m) return;
+    if (m->ranks) model__close_ranks(m);
     model__unload(m);
     float *bufs[] = {m->x,
                      m->h,
@@ -166,6 +184,7 @@ void model_close(model *m)
     model__pad_free(&m->pad);
     free(m->tap_host);
     free(m->slots);
+    if (m->whole != m->arch) arch_close(m->whole);
     arch_close(m->arch);
     arena_drop(m->mem);
     free(m->report);
@@ -197,7 +216,7 @@ int64_t model_vocab(const model *m)
 }
 uint64_t model_kv_clipped(const model *m)
 {
-    return m->kv_clipped + kern_clipped(m->dev);
+    return m->ranks ? model__clipped_ranks(m) : m->kv_clipped + kern_clipped(m->dev);
 }
 void model_memory(const model *m, model_bytes *out)
 {
@@ -210,6 +229,7 @@ qspec model_spec(const model *m)
 
 void model_set_tap(model *m, model_tap_fn *fn, void *arg)
 {
+    if (m->ranks) model__tap_ranks(m, fn != NULL);
     m->tap = fn;
     m->tap_arg = arg;
     if (fn && m->dev->be && !m->tap_host)

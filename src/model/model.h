@@ -32,12 +32,17 @@ typedef struct model model;
 /* Called after embedding (layer -1) and after each layer with x [T, hidden]; NULL = off. */
 typedef void model_tap_fn(void *arg, int layer, const float *x, int64_t T, int64_t hidden);
 
+/* On several devices where d is the first of several (kern_opts.ranks); sizes and shapes are then
+ * those of one of them, the first, which has the most. */
 int model_open(model **out, quant_ckpt *q, kern_dev *d, const model_opts *o, err *e);
 void model_close(model *m);
 const ckpt_config *model_cfg(const model *m);
 int model_kv_shapes(const model *m, const kv_layer_shape **out); /* returns n_layers */
 const float *const *model_k_scales(const model *m);              /* [n_layers] -> [Hk] or NULL */
 const float *const *model_v_scales(const model *m);
+/* A pool for this model on its device, or on each of its devices; layers and scales of o are not
+ * read. */
+int model_pool_open(model *m, kv_pool **out, const kv_pool_opts *o, err *e);
 /* One step: stores K/V into the pool, writes logits [n_logits, vocab] f32. No allocation. */
 int model_forward(model *m, kv_pool *kv, const batch *b, float *logits, err *e);
 void model_set_tap(model *m, model_tap_fn *fn, void *arg);

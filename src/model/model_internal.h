@@ -30,9 +30,22 @@ typedef struct model_layer {
     float *conv, *a_log, *dt_bias, *delta_norm;
 } model_layer;
 
+/* A stored linear, whole, while its model is loaded. */
+typedef struct model_loaded {
+    qtensor t[KERN_MAX_SHARDS];
+    float *bias;
+    qbytes file; /* what it takes there */
+} model_loaded;
+
+struct model_share; /* ranks.c */
 struct model {
     const ckpt_config *cfg;
-    arch_model *arch;
+    arch_model *arch;          /* what this device has of the model: its share, or all */
+    arch_model *whole;         /* as it is stored; arch where it is not divided */
+    model **ranks;             /* of rank 0: all of them; NULL where there is one device */
+    int n_ranks;               /* 0 = one device */
+    team *owners;              /* a thread for each rank */
+    struct model_share *share; /* while several are loaded */
     quant_ckpt *q;
     kern_dev *dev;
     model_opts opts;
@@ -88,9 +101,28 @@ int model__random_shard(model *m, const arch_shard *s, qtensor *out, err *e);
 int model__random_quantize(model *m, qtensor *t, err *e);
 void model__random_vector(const model *m, const char *name, int64_t n, float *out);
 void model__random_drop(model *m, bool all);
+/* model.c: a model with nothing in it; what lies in it, from its checkpoint; a step of one device.
+ */
+model *model__make(quant_ckpt *q, kern_dev *d, const model_opts *o);
+int model__fill(model *m, err *e);
+int model__step(model *m, kv_pool *kv, const batch *b, float *logits, err *e);
+/* ranks.c: several devices, m that of rank 0 */
+int model__open_ranks(model *m, err *e);
+void model__close_ranks(model *m);
+int model__step_ranks(model *m, kv_pool *kv, const batch *b, float *logits, err *e);
+void model__tap_ranks(model *m, bool on);
+uint64_t model__clipped_ranks(const model *m);
+/* A whole linear that all ranks cut their parts from. give: true, it was the last. */
+int model__share_take(model *m, const arch_linear *l, model_loaded **out, err *e);
+bool model__share_give(model *m, model_loaded *s);
+/* Held while the checkpoint's own memory is changed. */
+void model__share_lock(model *m);
+void model__share_unlock(model *m);
 /* load.c */
 int model__load(model *m, err *e);
 void model__unload(model *m);
+int model__load_whole(model *m, const arch_linear *l, model_loaded *s, err *e);
+void model__loaded_drop(model_loaded *s);
 /* Adds a line of the load report, or raises the count of an equal one. */
 void model__report_add(model *m, const char *what, const qspec *s, const kern_linear *l);
 /* mix.c, ffn.c: m->in -> m->y, what the layer adds to the stream (before a norm after it). */

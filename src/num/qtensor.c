@@ -5,8 +5,8 @@
  * Rows are counted over all experts: row = e*N + n, scale row = e*scale_rows + n/block_n, and the
  * global factor belongs to n. Checks refuse what would make a kernel read outside (grid smaller
  * than its shape, g_idx out of range, short rows) or compute nonsense (a scale that is NaN or
- * infinite). Views borrow the codes where a cut falls on byte borders; it must fall on the borders of
- * what a scale covers. A cut of grouped columns copies its part of the (small, dense) scale grid.
+ * infinite). Views of rows and experts borrow, cuts of columns copy their codes and their part of
+ * the scale grid; either must fall on the borders of what a scale covers.
  */
 #include "num/qtensor.h"
 #include <stdio.h>
@@ -410,19 +410,24 @@ static int cut_grid(qtensor *v, num_dtype t, const void **data, int64_t lo, int6
     return 0;
 }
 
-/* Codes of columns [lo,hi), which do not begin or end on whole bytes. */
+/* A copy of the codes of columns [lo,hi): rows lie close together again, as kernels want them. */
 static int copy_codes(qtensor *v, int64_t lo, int64_t hi, err *e)
 {
     void *p;
     int bits = num_infos[v->code].bits;
     size_t bytes = num_bytes(v->code, (size_t)(hi - lo));
+    bool whole = lo * bits % 8 == 0 && (hi * bits % 8 == 0 || hi == v->K);
     int rc = own(v, &p, v->E, v->N, (int64_t)bytes, 1, e);
     if (rc < 0) return rc;
     for (int64_t r = 0; r < v->E * v->N; r++) {
         const uint8_t *from = v->codes + (size_t)r * v->row_bytes;
+        uint8_t *to = (uint8_t *)p + (size_t)r * bytes;
+        if (whole) {
+            memcpy(to, from + num_bytes(v->code, (size_t)lo), bytes);
+            continue;
+        }
         for (int64_t k = lo; k < hi; k++)
-            num_put_bits((uint8_t *)p + (size_t)r * bytes, (size_t)(k - lo), bits,
-                         num_get_bits(from, (size_t)k, bits));
+            num_put_bits(to, (size_t)(k - lo), bits, num_get_bits(from, (size_t)k, bits));
     }
     v->codes = p;
     v->row_bytes = bytes;
@@ -433,17 +438,13 @@ static int copy_codes(qtensor *v, int64_t lo, int64_t hi, err *e)
 static int slice_columns(qtensor *v, int64_t lo, int64_t hi, err *e)
 {
     if (v->flat) return crosses_rows(v, e);
-    size_t bits = (size_t)num_infos[v->code].bits;
     bool grouped = !v->g_idx && (v->scales || v->zeros) && v->block_k < v->K;
     int rc = 0;
     if (grouped && (lo % v->block_k || (hi % v->block_k && hi != v->K)))
         return err_set(e, ERR_UNSUPPORTED,
                        "columns %lld to %lld: a scale covers %lld columns, cut there",
                        (long long)lo, (long long)hi, (long long)v->block_k);
-    if ((size_t)lo % 8 * bits % 8 || (hi != v->K && (size_t)hi % 8 * bits % 8))
-        TRY(copy_codes(v, lo, hi, e));
-    else
-        v->codes += num_bytes(v->code, (size_t)lo);
+    TRY(copy_codes(v, lo, hi, e));
     if (v->pre_scale) v->pre_scale += lo;
     if (v->g_idx) v->g_idx += lo;
     if (grouped) {

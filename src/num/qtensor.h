@@ -77,10 +77,10 @@ void qtensor_decode_row(const qtensor *q, int64_t row, float *out);
  * is decode_row. */
 void qtensor_decode_row_as(const qtensor *q, int64_t row, num_dtype t, float *out);
 
-/* Views that borrow: rows [n0,n1) (axis 'N'), columns [k0,k1) (axis 'K', at group borders), expert
- * (axis 'E'). Errors say which alignment is needed. A cut of grouped columns owns its copy of the
- * scale grid, one that is not at byte borders that of the codes: qtensor_free the view (always
- * allowed). With g_idx all scales stay, and g_idx of these columns with them. */
+/* Rows [n0,n1) (axis 'N') or an expert (axis 'E') as a view that borrows; columns [k0,k1) (axis
+ * 'K', at group borders) as a copy of codes and scales that borrows the rest: qtensor_free the
+ * result, it is always allowed. Errors say which alignment is needed. With g_idx all scales stay,
+ * and g_idx of these columns with them. */
 int qtensor_slice(const qtensor *q, char axis, int64_t lo, int64_t hi, qtensor *out, err *e);
 
 typedef struct qbytes {

@@ -21,6 +21,7 @@ typedef struct fixture_opts {
     kern_kv_type kv;
     int threads;
     const char *device; /* NULL = the CPU */
+    int ranks;          /* devices that run it together; 0 = 1 */
     int page_tokens;    /* 0 = 16 */
     int64_t max_rows, tokens;
     void (*opened)(kern_dev *d); /* before the model is */
@@ -38,8 +39,7 @@ static inline void fixture_close(fixture *f)
 static inline int fixture_open(fixture *f, const fixture_opts *o, err *e)
 {
     int rc = 0;
-    kern_opts ko = {.device = o->device, .threads = o->threads ? o->threads : 1};
-    const kv_layer_shape *shapes;
+    kern_opts ko = {.device = o->device, .threads = o->threads ? o->threads : 1, .ranks = o->ranks};
     *f = (fixture){.page_tokens = o->page_tokens ? o->page_tokens : 16};
     TRY(cpu_parse(o->features ? o->features : "auto", &ko.cpu_features, e));
     TRY(ckpt_open(&f->c, o->path, e));
@@ -49,17 +49,12 @@ static inline int fixture_open(fixture *f, const fixture_opts *o, err *e)
     model_opts mo = {
         .act = o->act, .quantize = o->quantize, .max_rows = o->max_rows ? o->max_rows : 64};
     TRY(model_open(&f->m, f->q, f->dev, &mo, e));
-    int n = model_kv_shapes(f->m, &shapes);
     f->n_pages = (int)((o->tokens ? o->tokens : 512) + f->page_tokens - 1) / f->page_tokens;
     kv_pool_opts po = {.type = o->kv,
-                       .n_layers = n,
-                       .layers = shapes,
                        .page_tokens = f->page_tokens,
                        .n_pages = {f->n_pages, f->n_pages},
-                       .n_states = 1,
-                       .k_scale = model_k_scales(f->m),
-                       .v_scale = model_v_scales(f->m)};
-    TRY(kv_pool_open(&f->pool, f->dev, &po, e));
+                       .n_states = 1};
+    TRY(model_pool_open(f->m, &f->pool, &po, e));
     for (int i = 0; i < f->n_pages && i < 1024; i++)
         f->pages[i] = i;
 out:
