@@ -55,6 +55,13 @@ static int fill_rows(const opts *o, plan_job *j, err *e)
     return rc;
 }
 
+/* Of each device. */
+static int each_threads(const opt_val *v)
+{
+    int64_t n = v[OPT_threads].i ? v[OPT_threads].i : thread_cpus(), tp = v[OPT_tp].i;
+    return (int)(tp > 1 && n / tp > 0 ? n / tp : tp > 1 ? 1 : n);
+}
+
 static int setup(const opts *o, plan_job *j, err *e)
 {
     int rc = 0;
@@ -72,18 +79,23 @@ static int setup(const opts *o, plan_job *j, err *e)
     j->in = (plan_in){.cfg = ckpt_cfg(j->c),
                       .q = j->q,
                       .kv = kv->type,
-                      .threads = v[OPT_threads].i ? (int)v[OPT_threads].i : thread_cpus(),
+                      .threads = each_threads(v),
+                      .ranks = v[OPT_tp].i > INT16_MAX ? INT16_MAX : (int)v[OPT_tp].i,
                       .context = v[OPT_context].i,
                       .concurrency = v[OPT_concurrency].i,
                       .chunk_tokens = 512,
                       .page_tokens = (int)v[OPT_page_size].i};
+    if (j->in.ranks < 1) {
+        rc = err_set(e, ERR_USAGE, "--tp must be at least 1");
+        goto out;
+    }
     if (j->in.context < 1 || j->in.concurrency < 1) {
         rc = err_set(e, ERR_USAGE, "--context and --concurrency must be at least 1");
         goto out;
     }
     TRY(kern_act_parse(v[OPT_activation_dtype].s, &j->in.act, e));
     TRY(cpu_parse(v[OPT_cpu_features].s, &j->in.features, e));
-    j->available = mem_available_bytes(&j->source);
+    j->available = mem_available_bytes(&j->source) / (unsigned)j->in.ranks;
     TRY(fill_rows(o, j, e));
 out:
     return rc;
@@ -115,8 +127,11 @@ static void kv_table(const plan_job *j, buf *b)
 
 static void print_text(const plan_job *j, buf *b)
 {
-    buf_printf(b, "%s\navailable memory %.0f MB (%s)\n\n", ckpt_path(j->c), mb(j->available),
+    buf_printf(b, "%s\navailable memory %.0f MB (%s)\n", ckpt_path(j->c), mb(j->available),
                j->source);
+    if (j->in.ranks > 1)
+        buf_printf(b, "on each of %d devices; what lies on disk is the whole\n", j->in.ranks);
+    buf_putc(b, '\n');
     buf_printf(b, "%-20s %9s %8s %7s %9s %8s | %9s %9s %9s %9s  %s\n", "scheme (MB)", "codes",
                "scales", "zeros", "unquant.", "padding", "resident", "KV", "workspace", "total",
                "fits");
@@ -146,6 +161,7 @@ static void print_json(const plan_job *j, buf *b)
     jw_kstr(&w, "available_source", j->source);
     jw_ki64(&w, "context", j->in.context);
     jw_ki64(&w, "concurrency", j->in.concurrency);
+    jw_ki64(&w, "tp", j->in.ranks);
     jw_key(&w, "schemes");
     jw_arr(&w);
     for (int i = 0; i < j->n_rows; i++) {

@@ -96,6 +96,7 @@ static int predict(engine *en, const kv_format *kv, kern_act act, err *e)
                   .act = act,
                   .features = en->dev->features,
                   .threads = team_size(en->dev->team),
+                  .ranks = kern_n_ranks(en->dev),
                   .context = 1,
                   .concurrency = en->max_running,
                   .chunk_tokens = en->chunk,
@@ -165,16 +166,12 @@ static int open_pool(engine *en, const kv_format *kv, uint64_t available, const 
         en->max_len = fit;
     }
     kv_pool_opts po = {.type = kv->type,
-                       .n_layers = n,
-                       .layers = shapes,
                        .page_tokens = en->page_tokens,
                        .n_pages = {pages[KV_FULL], pages[KV_WINDOW]},
-                       .k_scale = model_k_scales(en->m),
-                       .v_scale = model_v_scales(en->m),
                        .n_states = en->max_running};
-    int rc = kv_pool_open(&en->pool, en->dev, &po, e);
+    int rc = model_pool_open(en->m, &en->pool, &po, e);
     if (rc < 0) return rc;
-    if (kv->type == KV_FP8_E4M3 && !po.k_scale[0])
+    if (kv->type == KV_FP8_E4M3 && !model_k_scales(en->m)[0])
         log_info("KV cache fp8_e4m3 with scale 1.0: the checkpoint has no k_scale/v_scale; values "
                  "above 448 are clipped and counted");
     en->info.kv_bytes_per_token = en->kv.token_bytes;
@@ -273,7 +270,9 @@ static void describe(engine *en, const kv_format *kv, kern_act act)
     snprintf(i->activation, sizeof i->activation, "%.47s (%s)", n ? lines[0].choice[0].act : "f32",
              kern_act_name(act));
     snprintf(i->kv_dtype, sizeof i->kv_dtype, "%s", kv->name);
-    snprintf(i->device, sizeof i->device, "%s: %.50s", en->dev->name,
+    int at = 0, ranks = kern_n_ranks(en->dev);
+    if (ranks > 1) at = snprintf(i->device, sizeof i->device, "%d x ", ranks);
+    snprintf(i->device + at, sizeof i->device - (size_t)at, "%s: %.50s", en->dev->name,
              en->dev->what ? en->dev->what : cpu_model_name());
     buf origin = {0};
     ckpt_origin_words(en->c, &origin);
@@ -292,7 +291,7 @@ static void describe(engine *en, const kv_format *kv, kern_act act)
     i->prefix_cache = en->prefix_cache;
     i->max_running = en->max_running;
     i->vocab = en->vocab;
-    i->threads = team_size(en->dev->team);
+    i->threads = team_size(en->dev->team) * ranks;
     cpu_format(en->dev->features, i->cpu_features, sizeof i->cpu_features);
     buf_free(&spec);
 }
@@ -345,6 +344,7 @@ static int open_device(engine *en, const kern_opts *o, err *e)
     if (rc == -ERR_UNSUPPORTED && !en->o.strict && o->device && !strncmp(o->device, "cuda", 4)) {
         log_warn("%s; the model runs on the CPU", why.msg);
         cpu.device = NULL;
+        cpu.ranks = 1;
         rc = kern_open(&en->dev, &cpu, e);
     } else if (rc < 0) {
         return err_set(e, why.code, "%s", why.msg);
@@ -364,7 +364,7 @@ static int load(engine *en, err *e)
     uint64_t available = mem_available_bytes(&source);
     const kv_format *kv = NULL;
     kern_act act;
-    kern_opts ko = {.device = en->o.device, .threads = en->o.threads};
+    kern_opts ko = {.device = en->o.device, .threads = en->o.threads, .ranks = en->o.tp};
     TRY(check_opts(en, e));
     TRY(kern_act_parse(en->o.activation_dtype ? en->o.activation_dtype : "auto", &act, e));
     TRY(cpu_parse(en->o.cpu_features ? en->o.cpu_features : "auto", &ko.cpu_features, e));
@@ -402,8 +402,13 @@ static int load(engine *en, err *e)
     TRY(open_device(en, &ko, e));
     if (en->dev->memory_bytes) {
         available = en->dev->memory_bytes;
-        source = "the GPU";
+        source = kern_n_ranks(en->dev) > 1 ? "each GPU" : "the GPU";
+    } else if (kern_n_ranks(en->dev) > 1) {
+        available /= (unsigned)kern_n_ranks(en->dev); /* all share the machine's */
     }
+    if (kern_n_ranks(en->dev) > 1)
+        log_info("%d devices run the model together; sizes below are those of one",
+                 kern_n_ranks(en->dev));
     TRY(predict(en, kv, act, e));
     model_opts mo = {.act = act,
                      .quantize = en->o.quantization,

@@ -15,6 +15,7 @@ typedef struct engine_opts {
     const char *model;  /* directory, hub name or .gguf */
     const char *device; /* "cpu" */
     int threads;
+    int tp; /* devices that run the model together, `device` and those after it; 0 = 1 */
     const char *cpu_features;     /* "auto" */
     const char *kv_cache_dtype;   /* "auto" */
     const char *activation_dtype; /* "auto" */

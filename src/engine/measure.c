@@ -8,10 +8,10 @@
 
 #define FILL_ROWS 256
 
-static int fill_layer(engine *en, int layer, float *rows, const int32_t *slots, int32_t *slot,
-                      err *e)
+static int fill_layer(engine *en, kern_dev *dev, int layer, float *rows, const int32_t *slots,
+                      int32_t *slot, err *e)
 {
-    const kern_kv_layer *kv = kv_pool_layer(en->pool, layer);
+    const kern_kv_layer *kv = kv_pool_layer(kv_pool_rank(en->pool, dev->rank), layer);
     int64_t pages = kv_pool_total(en->pool, kv_pool_group(en->pool, layer)),
             n = pages * en->page_tokens;
     int rc = 0;
@@ -19,15 +19,15 @@ static int fill_layer(engine *en, int layer, float *rows, const int32_t *slots, 
         int64_t T = n - at < FILL_ROWS ? n - at : FILL_ROWS;
         for (int64_t i = 0; i < T; i++)
             slot[i] = slots[i] + (int32_t)at;
-        kern_step_begin(en->dev, T, 0);
+        kern_step_begin(dev, T, 0);
         int64_t ld = (int64_t)kv->Hk * kv->D;
-        kern_kv_store(en->dev, kv, rows, ld, kv->v_in_k ? NULL : rows + ld, ld, slot, T);
-        rc = kern_step_end(en->dev, e);
+        kern_kv_store(dev, kv, rows, ld, kv->v_in_k ? NULL : rows + ld, ld, slot, T);
+        rc = kern_step_end(dev, e);
     }
     return rc;
 }
 
-int engine__fill_cache(engine *en, err *e)
+static int fill_device(engine *en, kern_dev *dev, err *e)
 {
     const kv_layer_shape *shapes;
     int n = model_kv_shapes(en->m, &shapes), rc = 0;
@@ -47,11 +47,20 @@ int engine__fill_cache(engine *en, err *e)
         state = state * 1664525u + 1013904223u;
         host[i] = ((float)(state >> 8) * 0x1p-24f - 0.5f) * 3.4641f;
     }
-    TRY(kern_constant(en->dev, &rows, count, e));
+    TRY(kern_constant(dev, &rows, count, e));
     for (int i = 0; i < n; i++)
-        if (!shapes[i].state_floats) TRY(fill_layer(en, i, rows, slots, slot, e));
+        if (!shapes[i].state_floats) TRY(fill_layer(en, dev, i, rows, slots, slot, e));
 out:
     free(host);
+    return rc;
+}
+
+int engine__fill_cache(engine *en, err *e)
+{
+    int rc = 0;
+    for (int i = 0; i < kern_n_ranks(en->dev); i++)
+        TRY(fill_device(en, kern_rank(en->dev, i), e));
+out:
     return rc;
 }
 

@@ -99,7 +99,7 @@ static int add_engine(buf *b, const engine_opts *o, err *e)
                text(o->device), o->threads, text(o->cpu_features), text(o->kv_cache_dtype),
                text(o->activation_dtype), text(o->quantization), (long long)o->max_model_len,
                (long long)o->max_running);
-    buf_printf(b, "zeros %s dequantize %d\n", text(o->gptq_zeros), o->dequantize);
+    buf_printf(b, "zeros %s dequantize %d tp %d\n", text(o->gptq_zeros), o->dequantize, o->tp);
     buf_printf(b, "mem %.6g total %lld chunk %lld page %d prefix %d strict %d\n", o->mem_fraction,
                (long long)o->max_total_tokens, (long long)o->chunk_tokens, o->page_tokens,
                o->no_prefix_cache, o->strict);

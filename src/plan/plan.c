@@ -119,7 +119,8 @@ static void plain_add(qbytes *b, uint64_t bytes)
 typedef struct plan_sum {
     const plan_in *in;
     plan_out *out;
-    const arch_model *arch;
+    const arch_model *arch, *part; /* the whole; what a device has */
+    bool loaded;                   /* count what is resident, not what is stored */
     arch_ends ends;
     refusals refused;
 } plan_sum;
@@ -146,10 +147,10 @@ static void count_plain(void *arg, const char *name, int64_t rows, int64_t cols)
     /* Embeddings stay in their file's type (gguf blocks become bf16), all else becomes f32. */
     bool table = name == embed || is_weight_of(name, p->arch->name.pos);
     uint64_t resident = !table ? 4 * n : t && !t->gguf ? t->bytes : 2 * n;
-    plain_add(&p->out->weights, bytes);
+    if (!p->loaded) plain_add(&p->out->weights, bytes);
     /* An embedding that is the head as well is resident as the head alone. */
     bool head = p->ends.shared && is_weight_of(name, p->ends.embed);
-    if (!head) p->out->resident_weights += resident;
+    if (!head && p->loaded) p->out->resident_weights += resident;
 }
 
 static void count_stored(const plan_in *in, const arch_shard *s, bool quantized, plan_out *out)
@@ -161,12 +162,13 @@ static void count_stored(const plan_in *in, const arch_shard *s, bool quantized,
         plain_add(&out->weights, t ? t->bytes : 2 * (uint64_t)(s->E * s->N * s->K));
 }
 
-static void count_bias(const plan_in *in, const arch_shard *s, plan_out *out)
+/* part: the rows of it that a device has. */
+static void count_bias(const plan_in *in, const arch_shard *s, int64_t part, plan_out *out)
 {
     const ckpt_tensor *t = in->q ? ckpt_find(in->q->c, s->bias_name) : NULL;
     if (!t && !(s->bias && !in->q)) return;
     plain_add(&out->weights, t ? t->bytes : 2 * (uint64_t)(s->E * s->N));
-    out->resident_weights += 4 * (uint64_t)(s->E * s->N);
+    out->resident_weights += 4 * (uint64_t)(s->E * part);
 }
 
 /* What loading makes of a shard: kv_b of latent attention becomes plain matrices, the rest is what
@@ -181,7 +183,34 @@ static uint64_t resident(const plan_in *in, const arch_linear *l, const arch_sha
                                                       exact ? KERN_ACT_F32 : in->act, s->N, s->K);
 }
 
-static void count_linear(plan_sum *sum, const arch_linear *l)
+/* Scales that reach over the border between two devices; kv_b is taken apart number by number. */
+static void refuse_cut(plan_sum *sum, const arch_linear *l, int shard, const qspec *use)
+{
+    const arch_shard *s = &l->shard[shard];
+    const qaxis *w = &use->w;
+    int64_t unit = 1, size = s->K, piece;
+    arch_cut c;
+    arch_cut_of(sum->part, l, shard, &c);
+    if (l->kind == ARCH_KV_B || *sum->out->refused || !qaxis_quantized(w)) return;
+    piece = c.by_cols ? c.cols.hi - c.cols.lo : c.rows[0].hi - c.rows[0].lo;
+    if (c.by_cols) {
+        unit = w->gran == Q_GROUP ? w->group : w->gran == Q_BLOCK ? w->block_k : 1;
+    } else if (c.by_rows && w->gran == Q_BLOCK) {
+        unit = w->block_n;
+        size = piece * sum->part->n_ranks;
+    }
+    if (unit < 2 || unit >= (c.by_cols ? s->K : s->N) || piece % unit == 0) return;
+    buf fit = {0};
+    arch_ranks_that_fit(sum->arch, size, unit, &fit);
+    snprintf(sum->out->refused, sizeof sum->out->refused,
+             "%s: --tp %d would cut through scales of %lld %s; numbers of devices that do not: %s",
+             s->module, sum->part->n_ranks, (long long)unit, c.by_cols ? "columns" : "rows",
+             fit.data);
+    buf_free(&fit);
+}
+
+/* l as it is stored, mine what a device has of it. */
+static void count_linear(plan_sum *sum, const arch_linear *l, const arch_linear *mine)
 {
     const plan_in *in = sum->in;
     plan_out *out = sum->out;
@@ -201,8 +230,9 @@ static void count_linear(plan_sum *sum, const arch_linear *l)
         } else if (!copy) {
             count_stored(in, &s, stored, out);
         }
-        out->resident_weights += resident(in, l, &s, &use, t);
-        count_bias(in, &s, out);
+        refuse_cut(sum, l, i, &use);
+        out->resident_weights += resident(in, l, &mine->shard[i], &use, t);
+        count_bias(in, &s, mine->shard[i].N, out);
     }
 }
 
@@ -239,28 +269,38 @@ static void count_kv(const plan_in *in, const arch_model *a, plan_out *out)
 
 int plan_compute(const plan_in *in, plan_out *out, err *e)
 {
-    arch_model *a;
+    arch_model *a = NULL, *part = NULL;
+    const ckpt *files = in->q ? in->q->c : NULL;
+    arch_linear *all = NULL, *mine = NULL;
+    int rc = 0;
     *out = (plan_out){0};
-    int rc = arch_open(&a, in->cfg, in->q ? in->q->c : NULL, e);
-    if (rc < 0) return rc;
-    plan_sum sum = {.in = in, .out = out, .arch = a};
+    TRY(arch_open(&a, in->cfg, files, e));
+    TRY(arch_open(&part, in->cfg, files, e));
+    TRY(arch_take_share(part, 0, in->ranks > 1 ? in->ranks : 1, e));
+    plan_sum sum = {.in = in, .out = out, .arch = a, .part = part};
     bool tie = in->cfg->tie_embeddings;
     sum.ends = (arch_ends){
         .embed = a->name.embed, .head = tie ? a->name.embed : a->name.head, .shared = tie};
     if (in->q) TRY(arch_find_ends(a, in->q, &sum.ends, e));
     int n = arch_linears(a, NULL, 0);
-    arch_linear *all = xcalloc((size_t)n, sizeof *all);
+    all = xcalloc((size_t)n, sizeof *all);
+    mine = xcalloc((size_t)n, sizeof *mine);
     arch_linears(a, all, n);
+    arch_linears(part, mine, n);
     for (int i = 0; i < n; i++)
-        count_linear(&sum, &all[i]);
+        count_linear(&sum, &all[i], &mine[i]);
     arch_plain_tensors(a, count_plain, &sum);
-    mem_free(all);
+    sum.loaded = true;
+    arch_plain_tensors(part, count_plain, &sum);
     if (in->scheme) say_refused(&sum.refused, in->scheme, out);
-    out->workspace = workspace(in, a);
-    count_kv(in, a, out);
+    out->workspace = workspace(in, part);
+    count_kv(in, part, out);
     out->total = out->resident_weights + out->workspace + out->kv_total;
     rc = 0;
 out:
+    mem_free(all);
+    mem_free(mine);
     arch_close(a);
+    arch_close(part);
     return rc;
 }

@@ -14,6 +14,8 @@ typedef struct plan_in {
     kern_act act;
     uint32_t features;
     int threads;
+    int ranks; /* devices that run it together; 0 = 1. All but `weights` is then that of the first,
+                  which has the most */
     int64_t context, concurrency, chunk_tokens;
     int page_tokens;
 } plan_in;

@@ -51,6 +51,7 @@ typedef struct gpu_output {
 typedef struct gpu_step {
     uint64_t key;
     int64_t T;
+    bool sums; /* over several GPUs: these begin it together */
     gpu_rec *ops;
     int n_ops, cap_ops;
     unsigned char *args;

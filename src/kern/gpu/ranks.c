@@ -53,4 +53,5 @@ void gpu__all_reduce(kern_dev *d, float *x, int64_t n)
     gpu_dev *g = gpu__of(d);
     gpu_all_reduce a = {.comm = g->comm, .x = gpu__x(g, x), .n = n};
     gpu__push(g, GPU_OP_all_reduce, &a, sizeof a);
+    if (g->now) g->now->sums = true;
 }

@@ -164,6 +164,7 @@ static void clear(gpu_step *s)
 {
     s->n_ops = s->n_inputs = s->n_outputs = 0;
     s->args_used = 0;
+    s->sums = false;
     for (int i = 0; i < s->n_chunks; i++)
         s->chunks[i].used = 0;
 }
@@ -310,7 +311,7 @@ static int run(gpu_dev *g, gpu_step *s, err *e)
     int rc = 0;
     TRY(gpu__check(g, "bind", g->api->bind(g->index), e));
     TRY(make_graph(g, s, e));
-    if (!kern__ranks_meet(&g->pub)) return kern__ranks_error(&g->pub, e);
+    if (s->sums && !kern__ranks_meet(&g->pub)) return kern__ranks_error(&g->pub, e);
     TRY(launch(g, s, e));
     for (int i = 0; i < s->n_outputs; i++)
         TRY(gpu__check(
@@ -337,6 +338,7 @@ int gpu__step_flush(kern_dev *d, err *e)
     /* What is staged stays: later ops of the step read it too. */
     s->n_ops = s->n_outputs = 0;
     s->args_used = 0;
+    s->sums = false;
     return rc;
 }
 
