@@ -122,7 +122,7 @@ gpu-check: tests cuda
 .SECONDARY: $(CU_OBJS)
 $(BUILD)/libtare-cuda.so: $(CU_OBJS)
 	@echo "  NVCC  $@"
-	@$(NVCC) -shared -cudart static -o $@ $^
+	@$(NVCC) -shared -cudart static -Xlinker -z,defs -o $@ $^ -ldl
 $(BUILD)/cuda/%.o: src/%.cu $(wildcard src/kern/cuda/*.cuh src/kern/cuda/*.h) Makefile
 	@mkdir -p $(@D)
 	@echo "  NVCC  $<"

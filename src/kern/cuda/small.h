@@ -42,6 +42,11 @@ size_t small_packed_bytes(small_format f, int64_t N, int64_t K);
 /* Columns that share a scale of a row; 0 = the format takes none. */
 int small_group(small_format f);
 bool small_has_zeros(small_format f);
+/* The columns of a step share a scale (format.cuh): groups of less than 64. */
+static inline int small_fine(small_format f)
+{
+    return f == SMALL_INT4_32 || f == SMALL_INT4_32_ZERO || f == SMALL_MXFP4 || f == SMALL_NVFP4;
+}
 /* Host memory to host memory; any range of rows in multiples of 16 may be packed on its own, by any
  * thread. scales: [N, K/group] f32 multipliers, kept to 11 bits of mantissa; zeros: [N, K/group],
  * 0..127; both NULL where the format has none. col_scale: [N], the factor of each row of results

@@ -130,7 +130,7 @@ extern "C" size_t wide_work_bytes(int K, int M)
 
 static int is_fine(small_format f)
 {
-    return small_group(f) && small_group(f) < 64;
+    return small_fine(f);
 }
 
 extern "C" size_t wide_place(small_format f, int tokens, int K, int m, int k)
