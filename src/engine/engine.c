@@ -128,8 +128,8 @@ static int too_small(const engine *en, uint64_t budget, uint64_t fixed, uint64_t
 
 static uint64_t logits_bytes(const engine *en)
 {
-    return (uint64_t)plan_logit_rows(en->vocab, en->chunk, en->max_running) * (uint64_t)en->vocab *
-           sizeof(float);
+    return (uint64_t)plan_logit_rows(en->vocab, en->chunk, en->max_running) *
+           ((uint64_t)en->vocab * sizeof(float) + (en->dev->be ? sizeof(kern_top) : 0));
 }
 
 /* Pool: what the options ask for, at most what the budget leaves. */
@@ -199,6 +199,11 @@ static int open_buffers(engine *en, err *e)
     int rc = kern_host_alloc(en->dev, &p, row * (size_t)en->max_logit_rows, e);
     if (rc < 0) return rc;
     en->logits = p;
+    if (en->dev->be) {
+        rc = kern_host_alloc(en->dev, &p, sizeof(kern_top) * (size_t)en->max_logit_rows, e);
+        if (rc < 0) return rc;
+        en->tops = p;
+    }
     size_t T = (size_t)en->chunk;
     en->ids = zeroed(T, sizeof *en->ids);
     en->pos = zeroed(T, sizeof *en->pos);
@@ -493,6 +498,7 @@ void engine_close(engine *en, double drain_seconds)
     kv_pool_close(en->pool);
     model_close(en->m);
     if (en->logits) kern_host_free(en->dev, en->logits);
+    if (en->tops) kern_host_free(en->dev, en->tops);
     kern_close(en->dev);
     quant_close(en->q);
     ckpt_close(en->c);

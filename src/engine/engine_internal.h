@@ -70,6 +70,8 @@ struct engine {
     request **running;
     int n_running;
     float *logits;
+    kern_top *tops; /* [max_logit_rows] on a device whose memory is not the program's, else NULL */
+    bool by_tops;   /* this step's rows are in tops, not in logits */
     int32_t *ids, *pos, *slot[KV_GROUPS], *logit_rows;
     kern_seq *seqs[KV_GROUPS];
     int32_t *rope_len, *state;           /* [max_running] of the step */
@@ -83,6 +85,11 @@ struct engine {
 
 /* sampler.c */
 int engine__sample(engine *en, request *r, const float *logits, int32_t *token, err *e);
+/* Is the best of a row all that sampling r looks at? Then these give the token and the logprobs
+ * that the others give. */
+bool engine__best_suffices(const engine *en, const request *r);
+int engine__sample_best(const request *r, const kern_top *t, int32_t *token, err *e);
+void engine__logprob_best(const kern_top *t, int32_t id, int n_top, token_logprob *out);
 double engine__lse(const float *logits, int64_t n, err *e, int *rc);
 void engine__logprob(const float *logits, int64_t V, double lse, int32_t id, int n_top,
                      token_logprob *out);

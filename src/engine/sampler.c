@@ -31,16 +31,21 @@ double engine__uniform(uint64_t seed, uint64_t choice, uint64_t position)
     return (double)(v >> 11) * 0x1p-53;
 }
 
+static int not_finite(int64_t id, float logit, err *e)
+{
+    return err_set(e, ERR_VALUE,
+                   "the model's logits are not finite (token %lld is %g): the checkpoint or its "
+                   "quantization is broken",
+                   (long long)id, (double)logit);
+}
+
 double engine__lse(const float *logits, int64_t n, err *e, int *rc)
 {
     float top = -FLT_MAX;
     *rc = 0;
     for (int64_t i = 0; i < n; i++) {
         if (isnan(logits[i]) || logits[i] == INFINITY) {
-            *rc = err_set(e, ERR_VALUE,
-                          "the model's logits are not finite (token %lld is %g): the checkpoint or "
-                          "its quantization is broken",
-                          (long long)i, (double)logits[i]);
+            *rc = not_finite(i, logits[i], e);
             return 0;
         }
         if (logits[i] > top) top = logits[i];
@@ -177,6 +182,12 @@ static int32_t draw(engine *en, const request *r, const float *w)
     return heap[V - 1];
 }
 
+/* Nothing changes logits before the choice. */
+static bool is_plain(const request *r)
+{
+    return !r->seen && !r->counts && !r->p.sample.n_bias && r->p.min_tokens <= 0;
+}
+
 int engine__sample(engine *en, request *r, const float *logits, int32_t *token, err *e)
 {
     int rc = 0;
@@ -186,9 +197,59 @@ int engine__sample(engine *en, request *r, const float *logits, int32_t *token, 
             return rc;
         }
     const sample_opts *s = &r->p.sample;
-    bool plain = !r->seen && !r->counts && !s->n_bias && r->p.min_tokens <= 0;
+    bool plain = is_plain(r);
     if (!plain) adjust(en, r, logits);
     const float *w = plain ? logits : en->work;
     *token = s->temperature <= 0 ? argmax(w, en->vocab) : draw(en, r, w);
     return rc;
+}
+
+/* ---- from the best lanes of a row ---------------------------------------------------------------
+ */
+
+bool engine__best_suffices(const engine *en, const request *r)
+{
+    const sample_opts *s = &r->p.sample;
+    bool few = s->top_k > 0 && s->top_k <= KERN_TOP && s->top_k < en->vocab;
+    return is_plain(r) && (s->temperature <= 0 || few);
+}
+
+/* `draw` of a row where top_k filters: the same sums in the same order. */
+static int32_t draw_best(const request *r, const kern_top *t)
+{
+    const sample_opts *s = &r->p.sample;
+    double inv = 1.0 / s->temperature, p[KERN_TOP], kept = 0, cut = 0, at = 0;
+    double u = engine__uniform(r->seed, (uint64_t)r->p.choice, (uint64_t)(r->n_ids - r->n_prompt));
+    int m = 0, use = 0;
+    for (; m < s->top_k; m++) {
+        p[m] = exp(((double)t->value[m] - (double)t->value[0]) * inv);
+        if (m && (p[m] < s->min_p || p[m] <= 0)) break;
+        kept += p[m];
+    }
+    for (; use < m && (use == 0 || cut < s->top_p * kept); use++)
+        cut += p[use];
+    for (int i = 0; i < use; i++)
+        if ((at += p[i]) > u * cut) return t->id[i];
+    return t->id[0];
+}
+
+int engine__sample_best(const request *r, const kern_top *t, int32_t *token, err *e)
+{
+    if (t->odd >= 0) return not_finite(t->odd, t->odd_value, e);
+    *token = r->p.sample.temperature <= 0 ? t->id[0] : draw_best(r, t);
+    return 0;
+}
+
+void engine__logprob_best(const kern_top *t, int32_t id, int n_top, token_logprob *out)
+{
+    int at = 0;
+    while (at < KERN_TOP - 1 && t->id[at] != id)
+        at++;
+    *out = (token_logprob){.id = id, .logprob = (float)((double)t->value[at] - t->lse)};
+    if (n_top > REQ_MAX_TOP) n_top = REQ_MAX_TOP;
+    for (int k = 0; k < n_top && t->id[k] >= 0; k++) {
+        out->top_id[k] = t->id[k];
+        out->top_logprob[k] = (float)((double)t->value[k] - t->lse);
+        out->n_top++;
+    }
 }

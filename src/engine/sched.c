@@ -172,11 +172,17 @@ typedef struct room {
     int64_t rows, logits;
 } room;
 
+/* Does r want all logits of its prompt, and has not had them yet? */
+static bool wants_rows(const request *r)
+{
+    return (r->p.want & (WANT_LOGITS | WANT_PROMPT_LOGPROBS)) && r->prompt_seen < r->n_prompt;
+}
+
 /* Takes up to what is left of r into the step. */
 static void take_rows(engine *en, request *r, room *left)
 {
     int64_t n = r->n_ids - r->computed;
-    bool all = (r->p.want & (WANT_LOGITS | WANT_PROMPT_LOGPROBS)) && r->prompt_seen < r->n_prompt;
+    bool all = wants_rows(r);
     if (n > left->rows) n = left->rows;
     if (all && n > left->logits) n = left->logits;
     if (n < 1 || left->logits < 1) return;
@@ -250,6 +256,10 @@ static void fill(engine *en, batch *b)
                 (kern_seq){r->row0, r->n_rows, (int32_t)(r->computed + r->n_rows), r->pages[g]};
     }
     b->n_seqs = en->n_step;
+    en->by_tops = en->tops != NULL;
+    for (int k = 0; k < en->n_step && en->by_tops; k++)
+        en->by_tops = !wants_rows(en->step[k]) && engine__best_suffices(en, en->step[k]);
+    b->tops = en->by_tops ? en->tops : NULL;
 }
 
 /* Hidden states of the step, cut into the requests that asked for them. */
@@ -277,13 +287,29 @@ static void hidden_tap(void *arg, int layer, const float *x, int64_t T, int64_t 
     }
 }
 
+/* The next token of r, from the last of its rows; lp: where it is wanted. */
+static int sample(engine *en, request *r, int32_t *token, token_logprob *lp, err *e)
+{
+    int64_t row = r->logit0 + r->n_logits - 1;
+    int rc;
+    if (en->by_tops) {
+        rc = engine__sample_best(r, &en->tops[row], token, e);
+        if (rc == 0 && lp) engine__logprob_best(&en->tops[row], *token, r->p.top_logprobs, lp);
+        return rc;
+    }
+    const float *logits = en->logits + row * en->vocab;
+    rc = engine__sample(en, r, logits, token, e);
+    if (rc < 0 || !lp) return rc;
+    double lse = engine__lse(logits, en->vocab, e, &rc);
+    if (rc == 0) engine__logprob(logits, en->vocab, lse, *token, r->p.top_logprobs, lp);
+    return rc;
+}
+
 /* Results of one request of the step; true when it ended. */
 static bool deliver(engine *en, request *r)
 {
-    int64_t V = en->vocab;
     err e = {0};
-    const float *logits = en->logits + r->logit0 * V;
-    engine__emit_prompt(en, r, logits);
+    engine__emit_prompt(en, r, en->logits + r->logit0 * en->vocab);
     r->computed += r->n_rows;
     engine__pages_pass(en, r);
     if (r->computed < r->n_ids) return false;
@@ -296,19 +322,13 @@ static bool deliver(engine *en, request *r)
         engine__finish(en, r, FINISH_LENGTH, -1, NULL, NULL);
         return true;
     }
-    const float *last = logits + (r->n_logits - 1) * V;
     int32_t token = 0;
-    int rc = engine__sample(en, r, last, &token, &e);
-    token_logprob lp;
-    if (rc == 0 && (r->p.want & WANT_LOGPROBS)) {
-        double lse = engine__lse(last, V, &e, &rc);
-        if (rc == 0) engine__logprob(last, V, lse, token, r->p.top_logprobs, &lp);
-    }
-    if (rc < 0) {
+    token_logprob lp, *wanted = r->p.want & WANT_LOGPROBS ? &lp : NULL;
+    if (sample(en, r, &token, wanted, &e) < 0) {
         engine__finish(en, r, FINISH_ERROR, -1, NULL, &e);
         return true;
     }
-    return engine__take_token(en, r, token, r->p.want & WANT_LOGPROBS ? &lp : NULL);
+    return engine__take_token(en, r, token, wanted);
 }
 
 static void fail_step(engine *en, const err *e)

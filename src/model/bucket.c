@@ -94,5 +94,5 @@ uint64_t model__bucket(model *m, const batch *b, batch *out)
         out->slot[g] = m->pad.slot[g];
         out->seqs[g] = m->pad.seqs[g];
     }
-    return (uint64_t)T << 32 | (uint64_t)kern_len_bucket(len);
+    return (uint64_t)(b->tops != NULL) << 63 | (uint64_t)T << 32 | (uint64_t)kern_len_bucket(len);
 }

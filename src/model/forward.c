@@ -95,7 +95,10 @@ static void logits_of(model *m, const batch *b, float *logits)
     kern_linear_run(m->dev, m->lm_head, m->h, h, b->n_logits, logits, V);
     if (m->arch->logit_scale != 1.0f) kern_scale(m->dev, logits, m->arch->logit_scale, n);
     if (m->arch->logit_softcap > 0) kern_softcap(m->dev, logits, m->arch->logit_softcap, n);
-    kern_fetch(m->dev, logits, n, host);
+    if (b->tops)
+        kern_top_rows(m->dev, logits, V, b->n_logits, b->tops);
+    else
+        kern_fetch(m->dev, logits, n, host);
 }
 
 /* What a tap sees lies in host memory. */

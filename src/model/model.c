@@ -61,8 +61,10 @@ static int make_buffers(model *m, err *e)
         TRY(buffer(m, &m->sinv[i], KERN_STREAM, T, m->rot_half, e));
     }
     TRY(buffer(m, &m->logit_x, KERN_STREAM, T, h, e));
-    if (m->dev->be && m->lm_head)
+    if (m->dev->be && m->lm_head) {
         TRY(buffer(m, &m->logits, KERN_STREAM, m->opts.max_logit_rows, model_vocab(m), e));
+        TRY(kern_reserve_top(m->dev, m->opts.max_logit_rows, model_vocab(m), e));
+    }
     TRY(route_buffers(m, T, e));
     TRY(kern_reserve_attention(m->dev, T, a->H, (int)(a->mla.kv_lora ? a->mla.kv_lora : a->D), e));
     TRY(kern_reserve(m->dev, T * w.slots, w.in, w.out, e));

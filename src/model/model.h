@@ -17,6 +17,8 @@ typedef struct batch {               /* the only thing that crosses from engine 
                                 on it; NULL = kv_len (a sequence that is not cut into chunks) */
     const int32_t *logit_rows;
     int64_t n_logits; /* rows whose logits are wanted */
+    kern_top *tops;   /* [n_logits, rounded up to a named step], kern_host_alloc: not NULL = the
+                         best of these rows are wanted in place of all their logits */
 } batch;
 
 typedef struct model_opts {
@@ -43,7 +45,8 @@ const float *const *model_v_scales(const model *m);
 /* A pool for this model on its device, or on each of its devices; layers and scales of o are not
  * read. */
 int model_pool_open(model *m, kv_pool **out, const kv_pool_opts *o, err *e);
-/* One step: stores K/V into the pool, writes logits [n_logits, vocab] f32. No allocation. */
+/* One step: stores K/V into the pool, writes logits [n_logits, vocab] f32, or tops. No allocation.
+ */
 int model_forward(model *m, kv_pool *kv, const batch *b, float *logits, err *e);
 void model_set_tap(model *m, model_tap_fn *fn, void *arg);
 int64_t model_vocab(const model *m);       /* rows of lm_head */

@@ -305,9 +305,108 @@ static void logprobs(void **state)
     bench_close(&b);
 }
 
+/* From the best lanes alone: the same tokens and logprobs as from the whole row. */
+static void test_best(void **state)
+{
+    (void)state;
+    enum { W = 1000 };
+    static const struct {
+        double temperature, top_p, min_p;
+        int64_t top_k;
+    } opts[] = {{0, 1, 0, 0},      {1, 1, 0, 1},        {1, 1, 0, 40},     {0.7, 0.9, 0, 256},
+                {2, 1, 0.02, 256}, {1.3, 0.5, 0.1, 50}, {0.05, 1, 0, 200}, {30, 0.99, 0, 255}};
+    err e = {0};
+    bench b;
+    kern_top t;
+    float *logits = calloc(W, sizeof *logits);
+    kern_dev cpu = {0};
+    bench_open(&b);
+    free(b.en.work);
+    free(b.en.order);
+    b.en.vocab = W;
+    b.en.work = calloc(W, sizeof(float));
+    b.en.order = calloc(W, sizeof(int32_t));
+    for (int kind = 0; kind < 4; kind++) { /* all different, many ties, few finite, none */
+        for (int i = 0; i < W; i++) {
+            double u = engine__uniform((uint64_t)kind, 0, (uint64_t)i);
+            logits[i] = kind == 0   ? (float)(20 * u)
+                        : kind == 1 ? (float)(int)(9 * u) - 4
+                        : kind == 2 ? (i % 97 ? -INFINITY : (float)u)
+                                    : -INFINITY;
+        }
+        logits[7] = kind == 1 ? -0.0f : logits[7];
+        kern_top_rows(&cpu, logits, W, 1, &t);
+        for (size_t o = 0; o < sizeof opts / sizeof *opts; o++)
+            for (uint64_t seed = 0; seed < 300; seed++) {
+                sample_opts *s = &b.r.p.sample;
+                int32_t whole, best;
+                token_logprob lp, lp_best;
+                int rc;
+                s->temperature = opts[o].temperature;
+                s->top_p = opts[o].top_p;
+                s->min_p = opts[o].min_p;
+                s->top_k = opts[o].top_k;
+                b.r.seed = seed;
+                assert_true(engine__best_suffices(&b.en, &b.r));
+                CHECK_OK(engine__sample(&b.en, &b.r, logits, &whole, &e));
+                CHECK_OK(engine__sample_best(&b.r, &t, &best, &e));
+                assert_int_equal(whole, best);
+                if (kind == 3) continue;
+                double lse = engine__lse(logits, W, &e, &rc);
+                int n_top = (int)(seed % 22);
+                engine__logprob(logits, W, lse, whole, n_top, &lp);
+                engine__logprob_best(&t, best, n_top, &lp_best);
+                assert_int_equal(lp.n_top, lp_best.n_top);
+                assert_true(lp.logprob == lp_best.logprob && lp.id == lp_best.id);
+                for (int k = 0; k < lp.n_top; k++) {
+                    assert_int_equal(lp.top_id[k], lp_best.top_id[k]);
+                    assert_true(lp.top_logprob[k] == lp_best.top_logprob[k]);
+                }
+            }
+    }
+    logits[500] = NAN;
+    kern_top_rows(&cpu, logits, W, 1, &t);
+    int32_t none;
+    CHECK_ERR(engine__sample_best(&b.r, &t, &none, &e), ERR_VALUE, "token 500 is nan");
+    free(logits);
+    bench_close(&b);
+}
+
+/* What needs the whole row. */
+static void test_best_does_not_suffice(void **state)
+{
+    (void)state;
+    bench b;
+    bench_open(&b);
+    sample_opts *s = &b.r.p.sample;
+    assert_false(engine__best_suffices(&b.en, &b.r)); /* temperature 1, no top_k */
+    s->top_k = 10;
+    assert_true(engine__best_suffices(&b.en, &b.r));
+    s->top_k = V;
+    assert_false(engine__best_suffices(&b.en, &b.r));
+    b.en.vocab = 1000;
+    s->top_k = KERN_TOP;
+    assert_true(engine__best_suffices(&b.en, &b.r));
+    s->top_k = KERN_TOP + 1;
+    assert_false(engine__best_suffices(&b.en, &b.r));
+    s->temperature = 0;
+    assert_true(engine__best_suffices(&b.en, &b.r));
+    s->n_bias = 1;
+    assert_false(engine__best_suffices(&b.en, &b.r));
+    s->n_bias = 0;
+    b.r.p.min_tokens = 3;
+    assert_false(engine__best_suffices(&b.en, &b.r));
+    b.r.p.min_tokens = 0;
+    b.r.counts = calloc(V, sizeof *b.r.counts);
+    assert_false(engine__best_suffices(&b.en, &b.r));
+    bench_close(&b);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_best),
+        cmocka_unit_test(test_best_does_not_suffice),
         cmocka_unit_test(distributions),
         cmocka_unit_test(draws_repeat),
         cmocka_unit_test(greedy_and_bias),

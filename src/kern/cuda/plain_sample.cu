@@ -263,14 +263,14 @@ static __device__ void put_sums(const gpu_top_part *parts, int chunks, const flo
     out->odd_value = odd == INT32_MAX ? 0 : row[odd];
 }
 
-/* Shared: top_shared, the largest of the groups. */
+/* Shared: top_shared, and the largest of the groups where they fit. */
 static __global__ void __launch_bounds__(THREADS, 1)
-    top_choose_kernel(const gpu_top a, int chunks, bool wide)
+    top_choose_kernel(const gpu_top a, int chunks, bool fit, bool wide)
 {
     pdl_go();
     pdl_wait();
     SMEM(top_shared, s);
-    uint32_t *keys = (uint32_t *)(s + 1);
+    uint32_t *copy = (uint32_t *)(s + 1);
     const int64_t t = blockIdx.x;
     const int groups = chunks * PART_THREADS, want = a.V < KERN_TOP ? (int)a.V : KERN_TOP;
     const float *row = (const float *)a.x.p + t * a.V;
@@ -279,8 +279,9 @@ static __global__ void __launch_bounds__(THREADS, 1)
         (const gpu_top_part *)((const uint32_t *)a.work + a.T * groups) + t * chunks;
     kern_top *out = (kern_top *)a.out + t;
     int turn = 0;
-    for (int g = (int)threadIdx.x; g < groups; g += THREADS)
-        keys[g] = from[g];
+    for (int g = (int)threadIdx.x; fit && g < groups; g += THREADS)
+        copy[g] = from[g];
+    const uint32_t *keys = fit ? copy : from;
     if (threadIdx.x == 0) s->n_groups = s->n_found = 0;
     __syncthreads();
     uint32_t bound = bound_of(s, keys, groups, want, &turn);
@@ -295,15 +296,17 @@ extern "C" const char *cuda_top(const void *args_, void *stream)
     const gpu_top *a = (const gpu_top *)args_;
     int64_t chunks = gpu_top_chunks(a->V);
     size_t smem = sizeof(top_shared) + (size_t)chunks * PART_THREADS * sizeof(uint32_t);
+    bool fit = smem <= 96 * 1024;
     bool wide = !((uintptr_t)a->x.p & 15) && a->V % 4 == 0;
     if (a->x.type != GPU_F32) return "top: lanes that are not f32";
     if (!a->T || !a->V) return NULL;
     if (a->T > 65535) return "top: more than 65535 rows";
-    if (smem > 200 * 1024) return "top: rows of so many lanes do not fit in shared memory";
+    if (a->V > INT32_MAX / 2) return "top: rows of more than 2^30 lanes";
+    if (!fit) smem = sizeof(top_shared);
     const char *why = LAUNCH_EARLY(top_parts_kernel, dim3((unsigned)chunks, (unsigned)a->T),
                                    PART_THREADS, 0, stream, *a, wide);
     if (!why && smem > 48 * 1024) why = ALLOW_SMEM(top_choose_kernel, smem);
     if (why) return why;
     return LAUNCH_EARLY(top_choose_kernel, (unsigned)a->T, THREADS, smem, stream, *a, (int)chunks,
-                        wide);
+                        fit, wide);
 }
