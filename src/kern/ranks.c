@@ -160,6 +160,9 @@ int kern__ranks_open(kern_dev **out, const kern_opts *o, err *e)
     if (o->ranks > MAX_RANKS || o->ranks < 0)
         return err_set(e, ERR_USAGE, "%d devices for one model; 1 to %d can be", o->ranks,
                        MAX_RANKS);
+    /* A kernel that is loaded when it is first launched may wait for its GPU, on which a sum may
+     * wait for another GPU, whose thread waits to load a kernel. */
+    if (o->device && !strncmp(o->device, "cuda", 4)) setenv("CUDA_MODULE_LOADING", "EAGER", 0);
     r = xcalloc(1, sizeof *r);
     pthread_mutex_init(&r->lock, NULL);
     pthread_cond_init(&r->wake, NULL);

@@ -209,8 +209,25 @@ static void refuse_cut(plan_sum *sum, const arch_linear *l, int shard, const qsp
     buf_free(&fit);
 }
 
-/* l as it is stored, mine what a device has of it. */
-static void count_linear(plan_sum *sum, const arch_linear *l, const arch_linear *mine)
+/* Pieces of rows of a device are prepared each by itself. */
+static uint64_t resident_part(plan_sum *sum, const arch_linear *l, int shard, const qspec *use,
+                              num_dtype plain, int64_t *rows)
+{
+    arch_cut c;
+    uint64_t bytes = 0;
+    arch_cut_of(sum->part, l, shard, &c);
+    *rows = 0;
+    for (int i = 0; i < c.n; i++) {
+        arch_shard s = l->shard[shard];
+        s.N = c.rows[i].hi - c.rows[i].lo;
+        s.K = c.cols.hi - c.cols.lo;
+        bytes += resident(sum->in, l, &s, use, plain);
+        *rows += s.N;
+    }
+    return bytes;
+}
+
+static void count_linear(plan_sum *sum, const arch_linear *l)
 {
     const plan_in *in = sum->in;
     plan_out *out = sum->out;
@@ -231,8 +248,9 @@ static void count_linear(plan_sum *sum, const arch_linear *l, const arch_linear 
             count_stored(in, &s, stored, out);
         }
         refuse_cut(sum, l, i, &use);
-        out->resident_weights += resident(in, l, &mine->shard[i], &use, t);
-        count_bias(in, &s, mine->shard[i].N, out);
+        int64_t rows;
+        out->resident_weights += resident_part(sum, l, i, &use, t, &rows);
+        count_bias(in, &s, rows, out);
     }
 }
 
@@ -271,7 +289,7 @@ int plan_compute(const plan_in *in, plan_out *out, err *e)
 {
     arch_model *a = NULL, *part = NULL;
     const ckpt *files = in->q ? in->q->c : NULL;
-    arch_linear *all = NULL, *mine = NULL;
+    arch_linear *all = NULL;
     int rc = 0;
     *out = (plan_out){0};
     TRY(arch_open(&a, in->cfg, files, e));
@@ -284,11 +302,9 @@ int plan_compute(const plan_in *in, plan_out *out, err *e)
     if (in->q) TRY(arch_find_ends(a, in->q, &sum.ends, e));
     int n = arch_linears(a, NULL, 0);
     all = xcalloc((size_t)n, sizeof *all);
-    mine = xcalloc((size_t)n, sizeof *mine);
     arch_linears(a, all, n);
-    arch_linears(part, mine, n);
     for (int i = 0; i < n; i++)
-        count_linear(&sum, &all[i], &mine[i]);
+        count_linear(&sum, &all[i]);
     arch_plain_tensors(a, count_plain, &sum);
     sum.loaded = true;
     arch_plain_tensors(part, count_plain, &sum);
@@ -299,7 +315,6 @@ int plan_compute(const plan_in *in, plan_out *out, err *e)
     rc = 0;
 out:
     mem_free(all);
-    mem_free(mine);
     arch_close(a);
     arch_close(part);
     return rc;
