@@ -5,6 +5,7 @@
  * rounded to bf16 once), and by one rounding of what is stored, two where a bias is added to it.
  * The device is the first argument ("cuda:0"), without one the emulation. */
 #include "../diff/linear_fixture.h"
+#include "gpu_tested.h"
 #include "kern/gpu/linear.h"
 
 #define SUM     4e-6
@@ -385,6 +386,13 @@ static void nan_weight(void **state)
     free_weight(&q);
 }
 
+static void launched(void **state)
+{
+    (void)state;
+    static const gpu_op tested[] = {GPU_OP_rows, GPU_OP_lt, GPU_OP_widen};
+    GPU_TESTED(gpu, tested);
+}
+
 static int open_devices(void **state)
 {
     (void)state;
@@ -405,9 +413,9 @@ static int close_devices(void **state)
 int main(int argc, char **argv)
 {
     if (argc > 1) device = argv[1];
-    const struct CMUnitTest tests[] = {cmocka_unit_test(shapes),    cmocka_unit_test(shards),
-                                       cmocka_unit_test(cut_steps), cmocka_unit_test(unpacked),
-                                       cmocka_unit_test(embeds),    cmocka_unit_test(refusals),
-                                       cmocka_unit_test(nan_weight)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(shapes),     cmocka_unit_test(shards),
+                                       cmocka_unit_test(cut_steps),  cmocka_unit_test(unpacked),
+                                       cmocka_unit_test(embeds),     cmocka_unit_test(refusals),
+                                       cmocka_unit_test(nan_weight), cmocka_unit_test(launched)};
     return cmocka_run_group_tests(tests, open_devices, close_devices);
 }

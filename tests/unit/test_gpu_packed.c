@@ -3,6 +3,7 @@
  * to the bit, and weights that it must leave to another layout. The device is the first argument
  * ("cuda:0"), without one the emulation. */
 #include "../diff/linear_fixture.h"
+#include "gpu_tested.h"
 #include "kern/gpu/linear.h"
 
 #define REL_F32  8e-6   /* of the magnitudes: 134 roundings of f32 in a row */
@@ -596,6 +597,13 @@ static void test_nan(void **state)
     }
 }
 
+static void test_launched(void **state)
+{
+    (void)state;
+    static const gpu_op tested[] = {GPU_OP_small, GPU_OP_wide};
+    GPU_TESTED(dev, tested);
+}
+
 static int close_all(void **state)
 {
     (void)state;
@@ -612,6 +620,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_left_out),    cmocka_unit_test(test_unequal_groups),
         cmocka_unit_test(test_fallen_back), cmocka_unit_test(test_odd_numbers),
         cmocka_unit_test(test_once_bf16),   cmocka_unit_test(test_nan),
+        cmocka_unit_test(test_launched), /* last */
     };
     if (argc > 1) device = argv[1];
     for (int i = 0; i < MOST_M * (MOST_K + 8); i++)

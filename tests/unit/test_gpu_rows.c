@@ -1,7 +1,6 @@
 /* Operators of the GPU on rows, for the routing of experts and for codes of rows, against their
- * twins on the CPU. */
+ * twins on the CPU; and whether each operator that there is has a test. */
 #include "gpu_fixture.h"
-#include "kern/cuda/kv_place.h"
 
 #define FOR_TYPES(t) for (int t##_ = 0, t = GPU_F32; t##_ < 2; t = GPU_BF16, t##_++)
 #define LEN(a)       ((int)(sizeof(a) / sizeof *(a)))
@@ -755,7 +754,7 @@ static void rope_store(void **state)
         strstr(gpu.api->launch[GPU_OP_rope_store](&bad, gpu.stream), "not the cache's"));
 }
 
-/* ---- nothing to do ------------------------------------------------------------------------------
+/* ---- nothing to do, and everything tested -------------------------------------------------------
  */
 static void nothing(void **state)
 {
@@ -789,6 +788,41 @@ static void nothing(void **state)
     gpu_check("no rows", &x, 0, 0);
 }
 
+static const char *const op_names[GPU_N_OPS] = {
+#define NAME(name, args) "GPU_OP_" #name,
+    GPU_OPS(NAME)
+#undef NAME
+};
+
+/* The lists `tested` of all test_gpu_*.c, one text. A program fails where an operator of its list
+ * never ran. */
+static char *all_lists(void)
+{
+    char *all = gpu_host(1 << 16);
+    FILE *ls = popen("cat tests/unit/test_gpu_*.c | sed -n '/gpu_op tested\\[\\]/,/;/p'", "r");
+    assert_non_null(ls);
+    size_t n = fread(all, 1, (1 << 16) - 1, ls);
+    all[n] = 0;
+    pclose(ls);
+    return all;
+}
+
+static void every_operator_is_tested(void **state)
+{
+    (void)state;
+    char *lists = all_lists(), missing[1024] = "";
+    for (int i = 0; i < GPU_N_OPS; i++) {
+        size_t n = strlen(op_names[i]);
+        char *at = strstr(lists, op_names[i]);
+        while (at && strchr("abcdefghijklmnopqrstuvwxyz0123456789_", at[n]) && at[n])
+            at = strstr(at + n, op_names[i]);
+        if (at) continue;
+        strncat(missing, " ", sizeof missing - strlen(missing) - 1);
+        strncat(missing, op_names[i] + 7, sizeof missing - strlen(missing) - 1);
+    }
+    if (*missing) fail_msg("operators in no list `tested` of tests/unit/test_gpu_*.c:%s", missing);
+}
+
 static const gpu_op tested[] = {GPU_OP_rmsnorm,      GPU_OP_layernorm,      GPU_OP_add_rmsnorm,
                                 GPU_OP_head_rmsnorm, GPU_OP_head_layernorm, GPU_OP_gated_rmsnorm,
                                 GPU_OP_rope,         GPU_OP_rope_fill,      GPU_OP_glu,
@@ -798,10 +832,12 @@ static const gpu_op tested[] = {GPU_OP_rmsnorm,      GPU_OP_layernorm,      GPU_
                                 GPU_OP_quant,        GPU_OP_norm_quant,     GPU_OP_glu_quant,
                                 GPU_OP_rope_store};
 static const struct CMUnitTest tests[] = {
-    GPU_TEST(rms),        GPU_TEST(rms_odd),   GPU_TEST(add_rms),    GPU_TEST(layer),
-    GPU_TEST(heads),      GPU_TEST(gated),     GPU_TEST(rope),       GPU_TEST(rope_fill),
-    GPU_TEST(glu),        GPU_TEST(sums),      GPU_TEST(factors),    GPU_TEST(copies),
-    GPU_TEST(route),      GPU_TEST(sorting),   GPU_TEST(combine),    GPU_TEST(quant),
-    GPU_TEST(norm_quant), GPU_TEST(glu_quant), GPU_TEST(rope_store), GPU_TEST(nothing),
+    GPU_TEST(rms),        GPU_TEST(rms_odd),    GPU_TEST(add_rms),
+    GPU_TEST(layer),      GPU_TEST(heads),      GPU_TEST(gated),
+    GPU_TEST(rope),       GPU_TEST(rope_fill),  GPU_TEST(glu),
+    GPU_TEST(sums),       GPU_TEST(factors),    GPU_TEST(copies),
+    GPU_TEST(route),      GPU_TEST(sorting),    GPU_TEST(combine),
+    GPU_TEST(quant),      GPU_TEST(norm_quant), GPU_TEST(glu_quant),
+    GPU_TEST(rope_store), GPU_TEST(nothing),    GPU_TEST(every_operator_is_tested),
 };
 GPU_MAIN(tests, tested)

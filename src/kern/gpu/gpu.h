@@ -109,6 +109,7 @@ typedef struct gpu_dev {
     gpu_step *now; /* between begin and end */
     bool replay;
     int64_t fused; /* ops saved by fusing, of all lists */
+    int64_t launched[GPU_N_OPS];
     err failure;
     bool failed;
     struct gpu_profile *profile; /* NULL: operators are not timed */

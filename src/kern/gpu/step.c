@@ -266,6 +266,7 @@ static int launch_ops(gpu_dev *g, const gpu_step *s, err *e)
         const gpu_rec *r = &s->ops[i];
         const char *why = g->api->launch[r->op](s->args + r->at, g->stream);
         if (why) return err_set(e, ERR_DEVICE, "%s: %s: %s", g->name, op_names[r->op], why);
+        g->launched[r->op]++;
     }
     return 0;
 }
