@@ -410,6 +410,10 @@ static int load(engine *en, err *e)
         source = kern_n_ranks(en->dev) > 1 ? "each GPU" : "the GPU";
     } else if (kern_n_ranks(en->dev) > 1) {
         available /= (unsigned)kern_n_ranks(en->dev); /* all share the machine's */
+        log_warn(
+            "--tp %d on the CPU only divides its threads, which is slower than one model on all "
+            "of them; it is there for tests",
+            kern_n_ranks(en->dev));
     }
     if (kern_n_ranks(en->dev) > 1)
         log_info("%d devices run the model together; sizes below are those of one",

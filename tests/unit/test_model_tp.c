@@ -13,7 +13,7 @@
 #include <pthread.h>
 #include <unistd.h>
 #include "check.h"
-#include "kern/backend.h"
+#include "kern/gpu/gpu.h"
 #include "model_fixture.h"
 
 #define ROOT      "tests/fixtures/arch/"
@@ -362,8 +362,15 @@ static int end_fails(kern_dev *d, err *e)
     return err_set(e, ERR_NOMEM, "made to fail");
 }
 
-/* One rank of an emulated model fails when its step is to run: the error is its own, nobody waits,
- * and the next step is as if nothing had been. */
+static const char *launch_fails(const void *args, void *stream)
+{
+    (void)args, (void)stream;
+    return "made to fail";
+}
+
+/* One rank of an emulated model fails, when its step is to run or in the middle of it, while the
+ * other waits for its sum: the error is its own, nobody waits for ever, and the next step is as if
+ * nothing had been. */
 static void a_step_that_fails(void **state)
 {
     (void)state;
@@ -390,6 +397,23 @@ static void a_step_that_fails(void **state)
         broken.step_end = end_fails;
         d->be = &broken;
         CHECK_ERR(fixture_step(&f, ids, 0, ROWS, ROWS, again, &e), ERR_NOMEM, "made to fail");
+        e = (err){0};
+        memset(again, 0xff, sizeof *again * (size_t)n);
+        CHECK_OK(fixture_step(&f, ids, 0, ROWS, ROWS, again, &e));
+        assert_memory_equal(again, good, sizeof *good * (size_t)n);
+    }
+    for (int bad = 0; bad < 2; bad++) {
+        gpu_dev *g = gpu__of(kern_rank(f.dev, bad));
+        const gpu_api *api = g->api;
+        gpu_api broken = *api;
+        gpu_launch *table[GPU_N_OPS];
+        memcpy(table, api->launch, sizeof table);
+        table[GPU_OP_all_reduce] = launch_fails;
+        broken.launch = table;
+        g->api = &broken;
+        CHECK_ERR(fixture_step(&f, ids, 0, ROWS, ROWS, again, &e), ERR_DEVICE,
+                  "all_reduce: made to fail");
+        g->api = api;
         e = (err){0};
         memset(again, 0xff, sizeof *again * (size_t)n);
         CHECK_OK(fixture_step(&f, ids, 0, ROWS, ROWS, again, &e));

@@ -140,6 +140,11 @@ static void describe(const gpu_step *s, const gpu_rec *r, kern_op_time *t)
         rows_of(t, a->T, a->K, 2 * lane_bytes(a->x) + lane_bytes(a->y) + lane_bytes(a->out));
         break;
     }
+    case GPU_OP_all_reduce: {
+        const gpu_all_reduce *a = args;
+        rows_of(t, 1, a->n, 2 * lane_bytes(a->x));
+        break;
+    }
     case GPU_OP_glu: {
         const gpu_glu *a = args;
         rows_of(t, a->T, a->F, (a->gated ? 2 : 1) * lane_bytes(a->x) + lane_bytes(a->out));
