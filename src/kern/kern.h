@@ -41,7 +41,7 @@ typedef struct kern_dev {
     const char *what; /* "NVIDIA H200"; NULL on the CPU */
     uint32_t features;
     struct team *team; /* "struct": C++ reads this header too */
-    void *scratch; /* per-device workspace, grown at load, never in a step */
+    void *scratch;     /* per-device workspace, grown at load, never in a step */
     size_t scratch_bytes;
     const struct kern_backend *be; /* NULL on the CPU */
     uint64_t memory_bytes;         /* free when it was opened; 0 on the CPU: ask the machine */
