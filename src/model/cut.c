@@ -4,7 +4,7 @@
  * and routing for itself. A key/value head whose queries are on several ranks is kept by each.
  *
  * Kept whole, and computed by every rank: gated delta nets, and attention whose norm of q and k
- * runs over all heads. Embedding and head are not cut either. */
+ * runs over all heads. The embedding is whole on each; rows of the head are divided. */
 #include <stdio.h>
 #include <string.h>
 #include "model/arch.h"
@@ -125,12 +125,22 @@ static void cut_qkv(const arch_model *m, const arch_linear *l, int shard, arch_c
     }
 }
 
+/* As even as whole blocks of 128 rows allow; the first rank has the most. */
+static arch_range head_rows(const arch_model *m, int64_t N)
+{
+    int64_t n = m->n_ranks, unit = N >= 128 * n ? 128 : 1, units = (N + unit - 1) / unit;
+    arch_range r = {(units * m->rank + n - 1) / n * unit,
+                    (units * (m->rank + 1) + n - 1) / n * unit};
+    if (r.hi > N) r.hi = N;
+    return r;
+}
+
 void arch_cut_of(const arch_model *m, const arch_linear *l, int shard, arch_cut *c)
 {
     const arch_shard *s = &l->shard[shard];
     bool two = false; /* gate and up in one */
     *c = (arch_cut){.cols = {0, s->K}};
-    switch (m->n_ranks > 1 ? l->kind : ARCH_LM_HEAD) {
+    switch (m->n_ranks > 1 ? l->kind : ARCH_ROUTER) {
     case ARCH_QKV:
         c->by_rows = m->heads_cut;
         if (c->by_rows) cut_qkv(m, l, shard, c);
@@ -157,6 +167,10 @@ void arch_cut_of(const arch_model *m, const arch_linear *l, int shard, arch_cut 
             int64_t part = s->K / m->n_ranks;
             c->cols = (arch_range){m->rank * part, (m->rank + 1) * part};
         }
+        break;
+    case ARCH_LM_HEAD:
+        c->by_rows = true;
+        c->rows[c->n++] = head_rows(m, s->N);
         break;
     default:
         break;

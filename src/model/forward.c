@@ -84,15 +84,20 @@ static void layer(model *m, int i, kv_pool *kv, const batch *b)
     if (l->post_ffn.w) model__norm(m, m->y, &l->post_ffn, b->T, m->y);
 }
 
+/* Each of several ranks has some rows of the head, and so some columns of the logits: the rest of
+ * them is zero, and the sum over all ranks is whole. */
 static void logits_of(model *m, const batch *b, float *logits)
 {
-    int64_t h = m->arch->hidden, V = kern_linear_n(m->lm_head), n = b->n_logits * V;
+    int64_t h = m->arch->hidden, V = m->arch->vocab, n = b->n_logits * V;
     float *host = logits;
     if (m->logits) logits = m->logits;
     /* logit_x has max_rows rows, and no batch asks for more than it has. */
     kern_gather_rows(m->dev, m->x, b->logit_rows, h, b->n_logits, m->logit_x);
     model__norm(m, m->logit_x, &m->final_norm, b->n_logits, m->h);
-    kern_linear_run(m->dev, m->lm_head, m->h, h, b->n_logits, logits, V);
+    if (m->zeros) kern_copy_rows(m->dev, m->zeros, 0, logits, V, V, b->n_logits);
+    kern_linear_run(m->dev, m->lm_head, m->h, h, b->n_logits, logits + m->head_row0, V);
+    kern_all_reduce(m->dev, logits, n);
+    if (m->arch->rank) return;
     if (m->arch->logit_scale != 1.0f) kern_scale(m->dev, logits, m->arch->logit_scale, n);
     if (m->arch->logit_softcap > 0) kern_softcap(m->dev, logits, m->arch->logit_softcap, n);
     if (b->tops)
@@ -132,7 +137,7 @@ static int run(model *m, kv_pool *kv, const batch *b, float *logits, err *e)
         TRY(tap(m, i, b->T, e));
         if (!last) enter(m, &m->layers[i + 1].norm1, b->T);
     }
-    if (b->n_logits && m->lm_head) logits_of(m, b, logits);
+    if (b->n_logits) logits_of(m, b, logits);
 out:
     return rc;
 }

@@ -501,7 +501,7 @@ out:
 static void share_ends(model *m, const qbytes *before)
 {
     m->bytes.file = *before;
-    if (!kern_linear_can_embed(m->lm_head)) return;
+    if (m->arch->n_ranks > 1 || !kern_linear_can_embed(m->lm_head)) return;
     m->bytes.other -= (uint64_t)m->embed.N * m->embed.row_bytes;
     qtensor_free(&m->embed);
     m->embed = (qtensor){0};
@@ -536,9 +536,16 @@ static int load_ends(model *m, const arch_linear *head, err *e)
     }
     qbytes before = m->bytes.file;
     snprintf(l.shard[0].module, sizeof l.shard[0].module, "%s", ends.head);
-    if (!a->rank) { /* logits are those of rank 0 */
-        TRY(make_linear(m, &l, &m->lm_head, e));
-        if (ends.shared) share_ends(m, &before);
+    TRY(make_linear(m, &l, &m->lm_head, e));
+    if (ends.shared) share_ends(m, &before);
+    if (a->n_ranks > 1) {
+        arch_cut c;
+        arch_cut_of(a, &l, 0, &c);
+        m->head_row0 = c.rows[0].lo;
+        size_t bytes = sizeof *m->zeros * (size_t)a->vocab;
+        m->zeros = memset(arena_alloc(m->mem, bytes), 0, bytes);
+        m->bytes.other += bytes;
+        TRY(kern_constant(m->dev, &m->zeros, a->vocab, e));
     }
     snprintf(name, sizeof name, "%s", a->name.final_norm);
     TRY(load_norm(m, -1, name, a->hidden, &m->final_norm, e));

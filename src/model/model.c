@@ -61,8 +61,9 @@ static int make_buffers(model *m, err *e)
         TRY(buffer(m, &m->sinv[i], KERN_STREAM, T, m->rot_half, e));
     }
     TRY(buffer(m, &m->logit_x, KERN_STREAM, T, h, e));
-    if (m->dev->be && m->lm_head) {
+    if (m->dev->be || a->rank)
         TRY(buffer(m, &m->logits, KERN_STREAM, m->opts.max_logit_rows, model_vocab(m), e));
+    if (m->dev->be && !a->rank) {
         TRY(kern_reserve_top(m->dev, m->opts.max_logit_rows, model_vocab(m), e));
     }
     TRY(route_buffers(m, T, e));
@@ -214,7 +215,7 @@ const float *const *model_v_scales(const model *m)
 }
 int64_t model_vocab(const model *m)
 {
-    return kern_linear_n(m->lm_head);
+    return m->arch->vocab;
 }
 uint64_t model_kv_clipped(const model *m)
 {

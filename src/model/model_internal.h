@@ -55,6 +55,8 @@ struct model {
     qtensor embed, pos; /* embed: codes NULL = the head's rows; pos: learned positions or none */
     model_vec final_norm;
     kern_linear *lm_head;
+    int64_t head_row0; /* several ranks: its first row in the whole head, */
+    float *zeros;      /* and a row of logits [vocab] */
     kv_layer_shape *kv_shapes;
     const float **k_scales, **v_scales;
     /* one step's activations, [max_rows, …]; logit_x holds gathered rows. `in` is what the halves

@@ -44,10 +44,10 @@ static lent *find(model *m, const char *module)
     return NULL;
 }
 
-/* The head is rank 0's alone, and random weights are lent by each model itself. */
-static bool shared(const model *m, const arch_linear *l)
+/* Random weights are lent by each model itself. */
+static bool shared(const model *m)
 {
-    return m->share && l->kind != ARCH_LM_HEAD && !m->opts.random;
+    return m->share && !m->opts.random;
 }
 
 static int read_whole(model *m, const arch_linear *l, lent **out, err *e)
@@ -60,7 +60,7 @@ static int read_whole(model *m, const arch_linear *l, lent **out, err *e)
     }
     x->left = 1;
     *out = x;
-    if (!shared(m, l)) return 0;
+    if (!shared(m)) return 0;
     memcpy(x->module, l->shard[0].module, sizeof x->module);
     x->left = m->arch->n_ranks;
     x->next = m->share->first;

@@ -148,8 +148,8 @@ static void count_plain(void *arg, const char *name, int64_t rows, int64_t cols)
     bool table = name == embed || is_weight_of(name, p->arch->name.pos);
     uint64_t resident = !table ? 4 * n : t && !t->gguf ? t->bytes : 2 * n;
     if (!p->loaded) plain_add(&p->out->weights, bytes);
-    /* An embedding that is the head as well is resident as the head alone. */
-    bool head = p->ends.shared && is_weight_of(name, p->ends.embed);
+    /* An embedding that is the head as well is resident as the head alone, if that is whole. */
+    bool head = p->ends.shared && is_weight_of(name, p->ends.embed) && p->part->n_ranks < 2;
     if (!head && p->loaded) p->out->resident_weights += resident;
 }
 
@@ -308,6 +308,7 @@ int plan_compute(const plan_in *in, plan_out *out, err *e)
     arch_plain_tensors(a, count_plain, &sum);
     sum.loaded = true;
     arch_plain_tensors(part, count_plain, &sum);
+    if (part->n_ranks > 1) out->resident_weights += sizeof(float) * (uint64_t)part->vocab;
     if (in->scheme) say_refused(&sum.refused, in->scheme, out);
     out->workspace = workspace(in, part);
     count_kv(in, part, out);
