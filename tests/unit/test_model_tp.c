@@ -50,6 +50,7 @@ static int find_cases(void **state)
 typedef struct how {
     const char *device, *quantize, *features;
     int ranks;
+    kern_act act; /* 0 = spec */
     kern_kv_type kv;
     bool stored; /* a case of tests/fixtures/quant */
 } how;
@@ -67,6 +68,7 @@ static int logits(const char *name, const how *h, float **out, int64_t *n, err *
                                           .device = h->device,
                                           .features = h->features,
                                           .quantize = h->quantize,
+                                          .act = h->act,
                                           .kv = h->kv,
                                           .page_tokens = h->device ? 32 : 16,
                                           .ranks = h->ranks},
@@ -283,6 +285,25 @@ static void every_cache(void **state)
     assert_true(change("ct_fp8_kv_head", &h, NULL, &loss) <= 0.1);
 }
 
+/* bf16 between operators: sums of ranks are rounded to it too, 2^-9 of each lane. */
+static void rounded_lanes(void **state)
+{
+    (void)state;
+    static const char *const dense[] = {"llama",  "gemma2", "qwen3", "phi3",     "gpt2",
+                                        "falcon", "cohere", "olmo2", "qwen3_vl", "starcoder2"};
+    for (size_t i = 0; i < sizeof dense / sizeof *dense; i++) {
+        double loss;
+        how h = {.device = gpu_device, .act = KERN_ACT_AUTO, .kv = KV_BF16};
+        double d = change(dense[i], &h, NULL, &loss);
+        print_message("%-20s %s, bf16: %.2e\n", dense[i], gpu_device, d);
+        assert_true(d <= 0.02);
+        h.device = NULL; /* may take int8 in groups along K: a cut at their borders changes none */
+        d = change(dense[i], &h, NULL, &loss);
+        print_message("%-20s cpu, auto: %.2e\n", dense[i], d);
+        assert_true(d <= 0.02);
+    }
+}
+
 /* ---- refusals -----------------------------------------------------------------------------------
  */
 
@@ -466,6 +487,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(every_scheme),
         cmocka_unit_test(every_dialect),
         cmocka_unit_test(every_cache),
+        cmocka_unit_test(rounded_lanes),
         cmocka_unit_test(refused),
         cmocka_unit_test(a_rank_that_does_not_come),
         cmocka_unit_test(a_step_that_fails),

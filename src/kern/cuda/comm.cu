@@ -88,7 +88,7 @@ const char *load(void)
 }
 
 /* One sum of n lanes over all, so that nothing is set up later, in a step. */
-const char *try_out(comm *const *c, int n, int64_t lanes)
+const char *try_out(comm *const *c, int n, int64_t lanes, int type)
 {
     cudaStream_t s[MAX_RANKS] = {};
     void *mem[MAX_RANKS] = {};
@@ -102,8 +102,7 @@ const char *try_out(comm *const *c, int n, int64_t lanes)
     if (!bad) {
         nccl_result rc = nccl.GroupStart(), last;
         for (int i = 0; i < n && !rc; i++)
-            rc =
-                nccl.AllReduce(mem[i], mem[i], (size_t)lanes, NCCL_F32, NCCL_SUM, c[i]->nccl, s[i]);
+            rc = nccl.AllReduce(mem[i], mem[i], (size_t)lanes, type, NCCL_SUM, c[i]->nccl, s[i]);
         last = nccl.GroupEnd();
         if (!rc) rc = last;
         if (rc) bad = say("a first sum", rc);
@@ -149,8 +148,11 @@ const char *comms_open(void **handle, const int *device, int n)
         c[i]->nccl = made[i];
         c[i]->device = device[i];
     }
-    bad = try_out(c, n, 1024);
-    return bad ? bad : try_out(c, n, (int64_t)4 << 20);
+    for (int type = NCCL_F32; !bad && type <= NCCL_BF16; type += NCCL_BF16 - NCCL_F32) {
+        bad = try_out(c, n, 1024, type);
+        if (!bad) bad = try_out(c, n, (int64_t)4 << 20, type);
+    }
+    return bad;
 }
 
 } // namespace
