@@ -53,11 +53,13 @@ EMU_SRCS := $(sort $(wildcard src/kern/cuda/plain_*.cu)) src/kern/cuda/prefill.c
 EMU_SRCS += src/kern/cuda/attention.cu src/kern/cuda/decode.cu
 EMU_OBJS := $(patsubst src/%,$(BUILD)/emulated/%.o,$(EMU_SRCS))
 EMU_FLAGS = -std=c++17 -DTARE_EMULATED -Isrc -fPIC -fvisibility=hidden -ffp-contract=off -O2 -g \
-            -pthread -Wall -Wextra -Wno-unknown-pragmas -Werror
+            -pthread -Wall -Wextra -Wno-unknown-pragmas -Werror $(EMU_ALIGNED)
+# A GPU faults where a vector is read at an address that it is not aligned to.
+EMU_ALIGNED = -fsanitize=alignment -fno-sanitize-recover=alignment
 emulated: $(BUILD)/libtare-emulated.so
 $(BUILD)/libtare-emulated.so: $(EMU_OBJS)
 	@echo "  LINK  $@"
-	@$(CXX) -shared -pthread -Wl,-z,defs -o $@ $^ -lm
+	@$(CXX) -shared -pthread -Wl,-z,defs $(EMU_ALIGNED) -o $@ $^ -lm
 $(BUILD)/emulated/%.o: src/% Makefile
 	@command -v $(firstword $(CXX)) >/dev/null || { echo "emulated: no C++ compiler ($(CXX)) here: the tests of GPU \
 	kernels need one (tools/setup.sh check installs g++)"; exit 1; }

@@ -198,7 +198,11 @@ static cublasStatus_t describe_scales(lt *l, plan *p)
     TRY(set(l, p, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast));
     if (a == CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F) return CUBLAS_STATUS_SUCCESS;
     TRY(set(l, p, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &a, sizeof a));
-    return set(l, p, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &b, sizeof b);
+    TRY(set(l, p, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &b, sizeof b));
+    /* Without scales there is no algorithm of these modes; the real ones come with the call. */
+    const void *some = l->work;
+    TRY(set(l, p, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &some, sizeof some));
+    return set(l, p, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &some, sizeof some);
 }
 
 static cublasStatus_t describe(lt *l, plan *p)

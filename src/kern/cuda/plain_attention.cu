@@ -65,9 +65,10 @@ struct softmax {
 };
 
 template <int R> struct attention_smem {
-    float tile[KV_TILE * KV_LD];
+    alignas(16) float tile[KV_TILE * KV_LD];
     gpu_kv kv;
-    float p[KV_TILE * R], shrink[R], max[R], total[R];
+    alignas(16) float p[KV_TILE * R];
+    float shrink[R], max[R], total[R];
 };
 
 template <int R>

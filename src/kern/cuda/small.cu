@@ -29,7 +29,9 @@ typedef struct entry {
 #define BOTH(F, W, UNITS, ...) ROW(F, W, UNITS, 1, __VA_ARGS__), ROW(F, W, UNITS, 8, __VA_ARGS__)
 /* Four bits a weight with more than a scale of 128 columns, and eight bits. */
 #define FOUR_BITS(F, W)                                                                            \
-    BOTH(F, W, 32, 16, 3, 2, 2, 1), BOTH(F, W, 112, 14, 3, 2, 4, 2), BOTH(F, W, 0, 16, 4, 1, 0, 1)
+    BOTH(F, W, 32, 16, 3, 2, 2, 1), ROW(F, W, 64, 8, 16, 3, 2, 2, 2),                              \
+        BOTH(F, W, 112, 14, 3, 2, 4, 2), ROW(F, W, 224, 8, 14, 3, 2, 4, 4),                        \
+        BOTH(F, W, 0, 16, 4, 1, 0, 1)
 #define EIGHT_BITS(F, W)                                                                           \
     BOTH(F, W, 32, 8, 10, 1, 4, 1), BOTH(F, W, 64, 8, 10, 1, 8, 1),                                \
         BOTH(F, W, 112, 14, 5, 1, 4, 2), BOTH(F, W, 224, 14, 5, 1, 4, 4),                          \
