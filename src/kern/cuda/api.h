@@ -14,6 +14,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include "kern/cuda/experts.h"
 #include "kern/cuda/lt.h"
 #include "kern/cuda/rows.h"
 #include "kern/cuda/small.h"
@@ -354,7 +355,7 @@ static inline size_t gpu_top_work(int64_t T, int64_t V)
 
 /* ---- products of prepared weights
  * ----------------------------------------------------------------- The calls of small.h, wide.h,
- * rows.h and lt.h; `stream` in them is not looked at. */
+ * experts.h, rows.h and lt.h; `stream` in them is not looked at. */
 typedef struct gpu_lt {
     lt *lt;
     lt_call call;
@@ -417,6 +418,8 @@ typedef struct gpu_all_reduce { /* x := its sum over all devices of the group, n
     X(widen, gpu_widen)                                                                            \
     X(small, small_call)                                                                           \
     X(wide, wide_call)                                                                             \
+    X(small_experts, experts_call)                                                                 \
+    X(wide_experts, experts_call)                                                                  \
     X(rows, rows_call)                                                                             \
     X(lt, gpu_lt)                                                                                  \
     X(all_reduce, gpu_all_reduce)
@@ -474,6 +477,7 @@ typedef struct gpu_api {
     const char *(*small_entry)(small_format f, int K, int M);
     wide_plan (*wide_choose)(small_format f, int N, int K, int M);
     size_t (*wide_work_bytes)(int K, int M);
+    size_t (*experts_work_bytes)(int K, int E, int64_t slots);
     const char *(*rows_prepare)(rows_weight *out, rows_format f, const void *w, int64_t ldw,
                                 int64_t N, int64_t K);
     const char *(*rows_refuse)(const rows_call *c);

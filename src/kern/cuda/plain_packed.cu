@@ -144,10 +144,17 @@ static size_t plain_work_bytes(int K, int M)
     return (size_t)M * (size_t)K * 2;
 }
 
+static size_t plain_experts_work(int K, int E, int64_t slots)
+{
+    (void)K, (void)E, (void)slots;
+    return 128;
+}
+
 extern "C" void cuda_packed_api(gpu_api *a)
 {
     a->small_entry = plain_entry;
     a->wide_choose = plain_plan;
     a->wide_work_bytes = plain_work_bytes;
+    a->experts_work_bytes = plain_experts_work;
 }
 #endif

@@ -37,6 +37,7 @@ extern "C" void cuda_packed_api(gpu_api *a)
     a->small_entry = small_entry;
     a->wide_choose = wide_choose;
     a->wide_work_bytes = wide_work_bytes;
+    a->experts_work_bytes = wide_experts_work_bytes;
 }
 
 extern "C" void cuda_dense_api(gpu_api *a)

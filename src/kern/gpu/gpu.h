@@ -92,6 +92,14 @@ typedef struct gpu_dev {
         float *scale; /* [x_rows] of codes of them */
         int64_t x_rows;
     } packed;
+    struct gpu_experts_room { /* of experts in packed weights */
+        int64_t k, slots;     /* the widest of them; slots of a step */
+        int E;                /* the most of them */
+        bool copies;          /* inputs of some are made anew */
+        void *work;           /* of wide_experts */
+        void *x;              /* bf16 [slots, k] */
+        float *scale;         /* [slots] */
+    } experts;
     const struct gpu_layout *only; /* tests: beside it, only the last layout is asked */
     struct gpu_dense *dense;       /* dense.c; NULL without such linears */
     void *attention_work;

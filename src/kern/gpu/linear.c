@@ -389,6 +389,7 @@ typedef struct plain_shard {
     const float **bias; /* [E] or NULL */
 } plain_shard;
 typedef struct plain_experts {
+    const gpu_experts_way *way; /* first */
     int E, n;
     int64_t K;
     plain_shard shard[KERN_MAX_SHARDS];
@@ -398,9 +399,14 @@ typedef struct plain_experts {
 static int alike(const kern_linear *first, const kern_linear *other, err *e)
 {
     const gpu_linear *l0 = first->own, *l = other->own;
-    if (l0->layout != &layout_panels || l->layout != &layout_panels)
-        return err_set(e, ERR_UNSUPPORTED, "%s: experts in layout %s", other->name,
-                       l->layout->name);
+    if (l0->layout != l->layout)
+        return err_set(e, ERR_UNSUPPORTED,
+                       "%s: its weights lie as %s, those of %s as %s (%s); --act f32 lays all "
+                       "experts alike",
+                       other->name, l->layout->name, first->name, l0->layout->name,
+                       l->layout == &layout_panels ? other->choice[0].refused
+                                                   : first->choice[0].refused);
+    if (l->layout != &layout_panels) return 0;
     const panels *p0 = l0->own, *p = l->own;
     bool same = p->n == p0->n && l->K == l0->K && l->N == l0->N;
     for (int i = 0; same && i < p->n; i++)
@@ -441,39 +447,10 @@ out:
     return rc;
 }
 
-int gpu__experts_make(kern_dev *d, kern_linear **expert, int E, void **own, err *e)
-{
-    gpu_dev *g = gpu__of(d);
-    int rc = 0;
-    plain_experts *x = xcalloc(1, sizeof *x);
-    for (int i = 0; i < E; i++)
-        TRY(alike(expert[0], expert[i], e));
-    const gpu_linear *l0 = expert[0]->own;
-    x->E = E;
-    x->n = ((const panels *)l0->own)->n;
-    x->K = l0->K;
-    for (int i = 0; i < x->n; i++) {
-        TRY(settle_experts(g, expert, E, i, &x->shard[i], e));
-        if (x->shard[i].Kp > g->experts_k) g->experts_k = x->shard[i].Kp;
-    }
-    *own = x;
-    x = NULL;
-out:
-    free(x);
-    return rc;
-}
-
-void gpu__experts_drop(kern_dev *d, void *own)
-{
-    (void)d;
-    free(own);
-}
-
-void gpu__experts_run(kern_dev *d, const void *own, const float *in, int64_t ldin,
+static void plain_run(gpu_dev *g, const void *own, const float *in, int64_t ldin,
                       const int32_t *row, const int32_t *first, int64_t slots, float *y,
                       int64_t ldy)
 {
-    gpu_dev *g = gpu__of(d);
     const plain_experts *x = own;
     for (int i = 0; i < x->n; i++) {
         const plain_shard *s = &x->shard[i];
@@ -500,6 +477,47 @@ void gpu__experts_run(kern_dev *d, const void *own, const float *in, int64_t ldi
     }
 }
 
+static const gpu_experts_way plain_way = {plain_run};
+
+int gpu__experts_make(kern_dev *d, kern_linear **expert, int E, void **own, err *e)
+{
+    gpu_dev *g = gpu__of(d);
+    int rc = 0;
+    plain_experts *x = NULL;
+    for (int i = 0; i < E; i++)
+        TRY(alike(expert[0], expert[i], e));
+    const gpu_linear *l0 = expert[0]->own;
+    if (l0->layout == &gpu__layout_packed) return gpu__packed_experts_make(g, expert, E, own, e);
+    x = xcalloc(1, sizeof *x);
+    x->way = &plain_way;
+    x->E = E;
+    x->n = ((const panels *)l0->own)->n;
+    x->K = l0->K;
+    for (int i = 0; i < x->n; i++) {
+        TRY(settle_experts(g, expert, E, i, &x->shard[i], e));
+        if (x->shard[i].Kp > g->experts_k) g->experts_k = x->shard[i].Kp;
+    }
+    *own = x;
+    x = NULL;
+out:
+    free(x);
+    return rc;
+}
+
+void gpu__experts_drop(kern_dev *d, void *own)
+{
+    (void)d;
+    free(own);
+}
+
+void gpu__experts_run(kern_dev *d, const void *own, const float *in, int64_t ldin,
+                      const int32_t *row, const int32_t *first, int64_t slots, float *y,
+                      int64_t ldy)
+{
+    const gpu_experts_way *const *way = own;
+    (*way)->run(gpu__of(d), own, in, ldin, row, first, slots, y, ldy);
+}
+
 /* Room for the treated input of a product: ACT_ROWS rows, of experts all slots of a step. */
 int gpu__reserve(kern_dev *d, int64_t max_rows, int64_t max_k, int64_t max_n, err *e)
 {
@@ -514,5 +532,6 @@ int gpu__reserve(kern_dev *d, int64_t max_rows, int64_t max_k, int64_t max_n, er
     g->act_scratch = mem;
     g->pub.scratch_bytes += need * sizeof(float);
     rc = gpu__dense_reserve(g, max_rows, max_k, e);
+    if (rc >= 0) rc = gpu__packed_experts_reserve(g, max_rows, e);
     return rc < 0 ? rc : gpu__packed_reserve(g, max_rows, e);
 }

@@ -40,6 +40,16 @@ struct gpu_linear {
     size_t bytes;
 };
 
+/* Experts, whose way is the first member of what they keep. */
+typedef struct gpu_experts_way {
+    void (*run)(gpu_dev *g, const void *own, const float *in, int64_t ldin, const int32_t *row,
+                const int32_t *first, int64_t slots, float *y, int64_t ldy);
+} gpu_experts_way;
+/* experts.c: all in the layout packed. */
+int gpu__packed_experts_make(gpu_dev *g, kern_linear **expert, int E, void **own, err *e);
+/* Room for steps of at most so many slots; experts made later widen it. */
+int gpu__packed_experts_reserve(gpu_dev *g, int64_t max_slots, err *e);
+
 /* Room for steps of at most so many rows; packed linears made later widen it. */
 int gpu__packed_reserve(gpu_dev *g, int64_t max_rows, err *e);
 /* Room for the inputs of dense linears; after the last of them was made. */

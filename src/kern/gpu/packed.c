@@ -9,41 +9,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include "kern/cuda/format_read.h"
-#include "kern/gpu/linear.h"
+#include "kern/gpu/packed.h"
 
 #define MOST_ROWS 4096 /* of one product of wide */
 #define COPY_ROWS 512  /* of an input that is rearranged */
-
-/* What becomes of an input first; all end as bf16, which holds what the rules of checkpoints leave.
- */
-typedef enum becomes {
-    AS_IT_IS,
-    VALUES, /* what op act_run makes of it: in another order, scaled, MX */
-    SHARED, /* the same, less a factor that all rows have: NVFP4 with a given scale */
-    CODES   /* of op quant, less a factor of each row: FP8, int8 */
-} becomes;
-
-typedef struct part { /* one product */
-    small_format format;
-    int shard0, shards;
-    int64_t row0, N;
-    uint8_t *w; /* on the device, col behind it */
-    float *col; /* NULL = ones */
-    size_t w_bytes;
-    int32_t *perm; /* host */
-    becomes input;
-    gpu_act act;      /* for op act_run */
-    gpu_codes codes;  /* CODES: its code and given scale */
-    float over;       /* SHARED: 1 / the factor */
-    float *row_scale; /* [COPY_ROWS] of the factor */
-    char text[48];    /* what becomes of the input, for reports */
-} part;
-typedef struct packed {
-    int n;
-    part part[KERN_MAX_SHARDS];
-    float *bias;
-} packed;
 
 /* ---- which format -------------------------------------------------------------------------------
  */
@@ -138,22 +107,27 @@ static bool by_rule(const kern_linear_desc *d, const qtensor *q)
     return d->act == KERN_ACT_AUTO && qaxis_quantized(&q->spec.a);
 }
 
-/* Bits of what a rule leaves: with its scale, or less a factor of rows, bf16 holds it. */
-static const char *rule_of(const qtensor *q, becomes *out)
+/* Bits of what a rule leaves: with its scale, or less a factor of rows, bf16 holds it. Experts have
+ * no other layout for 8-bit codes on both sides; what scales of groups leave of their inputs is
+ * rounded to bf16, as are no other inputs. */
+static const char *rule_of(const qtensor *q, bool expert, becomes *out)
 {
     const qaxis *a = &q->spec.a;
     const bool integer = num_infos[a->type].kind == 'I';
     *out = VALUES;
     if (a->scale == QS_MX) return NULL;
+    if (expert && a->type == NUM_F4_E2M1) return "its input becomes NVFP4, for each expert another";
     *out = SHARED;
     if (a->type == NUM_F4_E2M1)
         return q->input_global > 0 ? NULL : "its input becomes NVFP4 of a scale that is not given";
     *out = CODES;
-    if (a->type == q->code) return "weight and input have the same 8-bit codes";
+    if (a->type == q->code && !expert) return "weight and input have the same 8-bit codes";
     if (a->type != NUM_F8_E4M3 && a->type != NUM_I8)
         return "its input becomes codes of no operator";
     if (integer && (a->asym || q->input_zero != 0)) return "its input has a zero point";
-    return a->gran == Q_GROUP ? "its input has scales of groups" : NULL;
+    if (a->gran != Q_GROUP) return NULL;
+    *out = VALUES;
+    return expert ? NULL : "its input has scales of groups";
 }
 
 static const char *input_refuse(const kern_linear_desc *d)
@@ -162,7 +136,9 @@ static const char *input_refuse(const kern_linear_desc *d)
     if (d->act == KERN_ACT_SPEC || d->act == KERN_ACT_F32) return "its input is f32";
     if (d->act == KERN_ACT_INT8) return "its input is int8";
     for (int i = 0; i < d->n_shards; i++) {
-        const char *why = by_rule(d, d->shard[i]) ? rule_of(d->shard[i], &ignored) : NULL;
+        const qtensor *q = d->shard[i];
+        const char *why = by_rule(d, q) ? rule_of(q, d->expert, &ignored) : NULL;
+        if (d->expert && (q->g_idx || q->pre_scale)) why = "columns are rearranged for each expert";
         if (why) return why;
     }
     return NULL;
@@ -171,9 +147,9 @@ static const char *input_refuse(const kern_linear_desc *d)
 static const char *packed_refuse(const gpu_dev *g, const kern_linear_desc *d)
 {
     packed p;
-    if (d->expert) return "experts";
     if (!g->facts.emulated && g->facts.sm / 10 != 9) return "made for sm_90";
     if (!g->api->small_entry || !g->api->launch[GPU_OP_small]) return "not in the plug-in";
+    if (d->expert && !g->api->launch[GPU_OP_small_experts]) return "not in the plug-in";
     const char *why = input_refuse(d);
     return why ? why : plan(d, true, &p);
 }
@@ -408,7 +384,7 @@ static void plan_input(const kern_linear_desc *d, const qtensor *q, part *p)
     qaxis_format(a, &text);
     snprintf(p->text, sizeof p->text, "%s", text.data);
     buf_free(&text);
-    rule_of(q, &p->input);
+    rule_of(q, d->expert, &p->input);
     if (p->input == CODES) {
         p->codes.code = a->type == NUM_I8 ? GPU_INT8 : GPU_E4M3;
         p->codes.fixed = a->gran == Q_TENSOR && q->input_scale > 0 ? q->input_scale : 0;
@@ -485,7 +461,10 @@ static int make_part(gpu_dev *g, const kern_linear_desc *d, part *p, gpu_linear 
     TRY(settle_input(g, d, p, e));
     TRY(mem_alloc_huge(&mem, total, e));
     TRY(fill_part(g, d, p, mem, bad, e));
-    TRY(gpu__device_alloc(g, &dev, total + 64, e));
+    if (d->expert)
+        TRY(gpu__keep(g, &dev, NULL, total, e));
+    else
+        TRY(gpu__device_alloc(g, &dev, total + 64, e));
     p->w = dev;
     TRY(gpu__check(g, "upload", g->api->upload(dev, mem, total, g->stream), e));
     TRY(gpu__check(g, "upload", g->api->sync(g->stream), e));
@@ -548,13 +527,15 @@ static int packed_make(gpu_dev *g, const kern_linear_desc *d, gpu_linear *l, err
     packed *p = xcalloc(1, sizeof *p);
     void *bias = NULL;
     l->own = p;
-    const char *why = plan(d, has_zeros(d), p);
+    /* All experts are of one format: zero points that happen to be none are kept. */
+    const char *why = plan(d, d->expert || has_zeros(d), p);
+    p->expert = d->expert;
     if (why) return err_set(e, ERR_UNSUPPORTED, "%s", why);
     for (int i = 0; i < p->n; i++)
         TRY(make_part(g, d, &p->part[i], l, e));
     if (d->bias) TRY(gpu__keep(g, &bias, d->bias, sizeof(float) * (size_t)l->N, e));
     p->bias = bias;
-    TRY(make_room(g, l->K, e));
+    if (!d->expert) TRY(make_room(g, l->K, e));
 out:
     return rc;
 }
@@ -563,7 +544,7 @@ static void packed_drop(gpu_dev *g, void *own)
 {
     packed *p = own;
     for (int i = 0; i < p->n; i++) {
-        if (p->part[i].w) g->api->free(p->part[i].w);
+        if (p->part[i].w && !p->expert) g->api->free(p->part[i].w);
         mem_free(p->part[i].perm);
     }
     free(p);
@@ -627,29 +608,18 @@ static void packed_choice(const gpu_linear *l, int bucket, kern_choice *out)
 /* ---- running ------------------------------------------------------------------------------------
  */
 
-/* May a product start before the kernel in front of it has ended? */
-static int early(const gpu_dev *g)
-{
-    return !g->facts.emulated;
-}
-
 typedef struct input {
     const void *x; /* bf16 */
     int64_t ldx;
     const float *row_scale;
 } input;
 
-static bool fits(gpu_x x, int64_t ldx)
-{
-    return x.type == GPU_BF16 && ldx % 8 == 0 && (uintptr_t)x.p % 16 == 0;
-}
-
 /* M rows as the kernels take them. */
 static input take_input(gpu_dev *g, const part *p, gpu_x x, int64_t ldx, int64_t M, int64_t K)
 {
     struct gpu_packed_room *r = &g->packed;
     if (M == 1 && ldx % 8) ldx = K;
-    if (p->input == AS_IT_IS && fits(x, ldx)) return (input){x.p, ldx, NULL};
+    if (p->input == AS_IT_IS && gpu__packed_fits(x, ldx)) return (input){x.p, ldx, NULL};
     if (p->input == VALUES || p->input == SHARED || p->act.perm || p->act.pre_scale) {
         gpu_act_run a = {.plan = p->act, .x = x, .ldx = ldx, .M = M, .out = g->act_scratch};
         gpu__push(g, GPU_OP_act_run, &a, sizeof a);
@@ -691,7 +661,7 @@ static void push_small(gpu_dev *g, const packed *own, const part *p, input in, i
                     .N = (int)p->N,
                     .K = (int)K,
                     .M = (int)M,
-                    .pdl = early(g)};
+                    .pdl = gpu__packed_early(g)};
     gpu__push(g, GPU_OP_small, &c, sizeof c);
 }
 
@@ -712,7 +682,7 @@ static void push_wide(gpu_dev *g, const packed *own, const part *p, input in, in
                    .N = (int)p->N,
                    .K = (int)K,
                    .M = (int)M,
-                   .pdl = early(g)};
+                   .pdl = gpu__packed_early(g)};
     gpu__push(g, GPU_OP_wide, &c, sizeof c);
 }
 
@@ -724,7 +694,7 @@ static void run_part(gpu_dev *g, const gpu_linear *l, const part *p, const float
     const gpu_x in = gpu__x(g, x), out = gpu__x(g, y + p->row0);
     wide = wide && ldy % 4 == 0 && (uintptr_t)out.p % 16 == 0;
     int64_t most = wide ? g->packed.rows : SMALL_MAX_M;
-    if ((p->input != AS_IT_IS || !fits(in, ldx)) && most > g->packed.x_rows)
+    if ((p->input != AS_IT_IS || !gpu__packed_fits(in, ldx)) && most > g->packed.x_rows)
         most = g->packed.x_rows;
     for (int64_t m = 0; m < M; m += most) {
         const int64_t n = M - m < most ? M - m : most;

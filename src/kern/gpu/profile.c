@@ -112,6 +112,14 @@ static void describe(const gpu_step *s, const gpu_rec *r, kern_op_time *t)
         of_packed(t, a->format, a->N, a->K, a->M, a->y_bf16);
         break;
     }
+    case GPU_OP_small_experts:
+    case GPU_OP_wide_experts: { /* weights of as many experts as may have slots */
+        const experts_call *a = args;
+        const double some = a->slots < a->E ? (double)a->slots : a->E;
+        matrix(t, a->N, a->K, a->slots, some * (double)small_packed_bytes(a->format, a->N, a->K),
+               (double)a->slots * (2.0 * a->K + (a->y_bf16 ? 2 : 4) * (double)a->N));
+        break;
+    }
     case GPU_OP_rows: {
         const rows_call *a = args;
         double bytes = a->w->format == ROWS_BF16 ? 2 : 1;
