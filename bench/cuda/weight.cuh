@@ -130,7 +130,7 @@ struct operands { /* of M tokens; y has rows of N + 4, and two more of them */
     size_t y_bytes;
 };
 
-static operands make_operands(const weight &w, int M, bool check)
+static inline operands make_operands(const weight &w, int M, bool check)
 {
     operands o = {};
     o.M = M, o.ldy = w.N + 4;
@@ -152,18 +152,18 @@ static operands make_operands(const weight &w, int M, bool check)
         }
     return o;
 }
-static void drop_operands(operands &o)
+static inline void drop_operands(operands &o)
 {
     cudaFree(o.dx), cudaFree(o.drow), cudaFree(o.dy);
 }
-static void poison(const operands &o)
+static inline void poison(const operands &o)
 {
     CK(cudaMemset(o.dy, 0xff, o.y_bytes)); /* NaN */
 }
 
 /* Relative error of the tokens that are looked at. The rows of w repeat, and so must the results,
  * bit by bit; what is not a result must be as it was: else NaN. */
-static double error_of(const weight &w, const operands &o, int y_bf16)
+static inline double error_of(const weight &w, const operands &o, int y_bf16)
 {
     const size_t width = y_bf16 ? 2 : 4, ld = o.ldy * width;
     std::vector<uint8_t> y(o.y_bytes);
@@ -199,7 +199,7 @@ struct wanted {
     std::vector<small_format> formats;
     std::vector<int> tokens;
 };
-static wanted read_arguments(int argc, char **argv)
+static inline wanted read_arguments(int argc, char **argv)
 {
     static const struct {
         const char *name;

@@ -6,12 +6,12 @@
 #include "gpu_tested.h"
 #include "kern/gpu/linear.h"
 
-#define REL_F32  8e-6   /* of the magnitudes: 134 roundings of f32 in a row */
-#define REL_BF16 0x1p-8 /* where tiles of many slots multiply by weights rounded to bf16 */
+#define REL_F32  0x1p-24 /* of the magnitudes, for each of the roundings of f32 in a row */
+#define REL_BF16 0x1p-8  /* where tiles of many slots multiply by weights rounded to bf16 */
 #define POISON   12288.0f
 #define WIDTH    1024 /* lanes come in multiples of this */
 
-enum { MOST_SLOTS = 448, MOST_T = 80, MOST_K = 1024, MOST_N = 208, MOST_E = 16 };
+enum { MOST_SLOTS = 448, MOST_T = 80, MOST_K = 7296, MOST_N = 208, MOST_E = 16 };
 
 static const char *device = "emulated";
 static kern_dev *dev;
@@ -221,6 +221,7 @@ static void check(const char *what, const crowd *c, const load *s)
     for (int i = 0; i < slots; i++)
         ids[i] = s->T ? (int32_t)(uniform() * s->T) : i;
     const bool rounded = strcmp(device, "emulated") && slots >= 8 * c->E;
+    const double rel = REL_F32 * (double)(126 + c->K / 128);
     const int64_t ldy = c->N + s->ldy_more;
     float *got = multiply(c, s, slots, ids, first);
     for (int64_t i = 0; i < (slots + 2) * ldy; i++)
@@ -230,7 +231,7 @@ static void check(const char *what, const crowd *c, const load *s)
     for (int e = 0; e < c->E; e++)
         for (int i = first[e]; i < first[e + 1]; i++) {
             input_row(&c->q[0][0], ids[i], x);
-            check_slot(what, c, s, e, i, x, got + (i + 1) * ldy, rounded ? REL_BF16 : REL_F32);
+            check_slot(what, c, s, e, i, x, got + (i + 1) * ldy, rounded ? REL_BF16 : rel);
         }
     free(got);
 }
@@ -239,13 +240,15 @@ static const load loads[] = {
     {16, {0, 1, 8, 9, 40, 0, 0, 3, 0, 0, 17, 0, 2, 0, 1, 0}, 33, 0, 0, KERN_FLOW},
     {16, {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0}, 1, 0, 5, KERN_STREAM},
     {16, {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}, 0, 8, 0, KERN_FLOW},
-    {4, {0, 1, 9, 40}, 29, 8, 8, KERN_STREAM},
+    {4, {0, 1, 9, 24}, 29, 8, 8, KERN_STREAM},
     {4, {8, 0, 0, 7}, 8, 0, 0, KERN_FLOW},
     {4, {30, 70, 0, 5}, 0, 0, 4, KERN_FLOW},
     {4, {0, 9, 0, 100}, 80, 0, 3, KERN_STREAM}, /* wide tiles do not write such rows */
     {4, {190, 200, 3, 0}, 80, 0, 0, KERN_FLOW},
     {5, {0, 0, 0, 0, 0}, 4, 0, 0, KERN_FLOW},
 };
+
+static const load wider = {4, {0, 1, 9, 40}, 29, 8, 8, KERN_STREAM};
 
 static void check_loads(const char *what, const crowd *c)
 {
@@ -275,8 +278,20 @@ static const scheme formats[] = {
 static void check_packed(const char *what, const crowd *c)
 {
     const kern_choice *o = kern_linear_choice(kern_experts_at(c->experts, 0), 0);
-    if (strncmp(o->layout, "packed", 6))
+    if (strncmp(o->layout, "packed", 6) || strcmp(o->row, "cuda-experts"))
         fail_msg("%s: in layout '%s', refused: %s", what, o->layout, o->refused);
+}
+
+static void check_unpack(const char *what, const crowd *c)
+{
+    float *got = xmalloc(sizeof *got * (size_t)(c->N * c->K));
+    kern_linear_unpack(kern_experts_at(c->experts, c->E - 1), got);
+    const float *want = c->value + (c->E - 1) * c->N * c->K;
+    for (int64_t i = 0; i < c->N * c->K; i++)
+        if (got[i] != want[i])
+            fail_msg("%s: unpacked [%lld,%lld] is %.9g, expected %.9g", what, (long long)(i / c->K),
+                     (long long)(i % c->K), (double)got[i], (double)want[i]);
+    free(got);
 }
 
 static void test_formats(void **state)
@@ -286,7 +301,11 @@ static void test_formats(void **state)
         int E, shards;
         int64_t N, K;
         bool bias;
-    } sizes[] = {{16, 2, 48, 256, false}, {4, 1, 208, 640, true}, {5, 1, 16, 128, false}};
+    } sizes[] = {{16, 2, 48, 256, false},
+                 {4, 1, 208, 640, true},
+                 {5, 1, 16, 128, false},
+                 {4, 2, 32, 320, true},
+                 {16, 1, 32, 64, false}};
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
         for (size_t j = 0; j < sizeof sizes / sizeof *sizes; j++) {
             crowd c;
@@ -294,9 +313,27 @@ static void test_formats(void **state)
                  sizes[j].bias);
             make(&c, KERN_ACT_AUTO);
             check_packed(formats[i].text, &c);
+            check_unpack(formats[i].text, &c);
             check_loads(formats[i].text, &c);
             drop(&c);
         }
+}
+
+/* Every width of K that the kernels tell apart. */
+static void test_widths(void **state)
+{
+    (void)state;
+    static const int64_t widths[] = {1152, 2880, 4864, 6976, MOST_K};
+    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
+        for (size_t j = 0; j < sizeof widths / sizeof *widths; j++)
+            for (int E = 4; E <= 16; E += 12) {
+                crowd c;
+                fill(&c, &formats[i], E, 1, E == 4 ? 48 : 16, widths[j], j % 2);
+                make(&c, KERN_ACT_AUTO);
+                check_packed(formats[i].text, &c);
+                check(formats[i].text, &c, E == 4 ? &wider : &loads[0]);
+                drop(&c);
+            }
 }
 
 /* Inputs that become codes: of tokens, of a given scale, of groups, MX. */
@@ -386,9 +423,9 @@ static int close_all(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_formats),  cmocka_unit_test(test_rules),
-        cmocka_unit_test(test_left_out), cmocka_unit_test(test_unlike),
-        cmocka_unit_test(test_launched),
+        cmocka_unit_test(test_formats), cmocka_unit_test(test_widths),
+        cmocka_unit_test(test_rules),   cmocka_unit_test(test_left_out),
+        cmocka_unit_test(test_unlike),  cmocka_unit_test(test_launched),
     };
     if (argc > 1) device = argv[1];
     for (int i = 0; i < MOST_SLOTS * MOST_K; i++)

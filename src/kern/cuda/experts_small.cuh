@@ -354,7 +354,13 @@ __global__ void __launch_bounds__(C::threads, 1)
         }
         ptx_mbar_fence();
     }
-    /* Which weights are read is not known before. */
+    /* Which weights are read is not known before the kernel in front has ended, where all of them
+     * lie is. */
+    for (int e = threadIdx.x * 16; e < p.E; e += C::threads * 16) {
+        ptx_prefetch(p.w + e);
+        ptx_prefetch(p.col_scale + e);
+        if (p.bias) ptx_prefetch(p.bias + e);
+    }
     ptx_pdl_wait();
     ptx_pdl_go();
     if (warp == 0) experts_list(p, list, share, lane);

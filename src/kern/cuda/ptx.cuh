@@ -81,6 +81,12 @@ PTX void ptx_bulk_load_all(uint32_t to, const void *from, uint32_t n, uint32_t b
                  : "memory");
 }
 
+/* The line goes into the L1. */
+PTX void ptx_prefetch(const void *p)
+{
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(p));
+}
+
 /* ---- clusters ----------------------------------------------------------------------------------
  * Addresses are shared-memory addresses of this block; rank says in which block of the cluster. */
 PTX void ptx_cluster_arrive(void)

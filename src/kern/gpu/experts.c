@@ -60,8 +60,9 @@ static int widen(gpu_dev *g, const packed_experts *x, err *e)
         copies = copies || x->part[i].of->input != AS_IT_IS;
         if (x->part[i].of->input == VALUES && x->K > g->experts_k) g->experts_k = x->K;
     }
-    if (x->K <= r->k && x->E <= r->E && (r->copies || !copies)) return 0;
-    if (x->K > r->k) r->k = x->K;
+    const int64_t k = gpu__packed_k(x->K);
+    if (k <= r->k && x->E <= r->E && (r->copies || !copies)) return 0;
+    if (k > r->k) r->k = k;
     if (x->E > r->E) r->E = x->E;
     r->copies = r->copies || copies;
     return r->slots ? make_room(g, e) : 0;
@@ -237,7 +238,7 @@ static void run(gpu_dev *g, const void *own, const float *in, int64_t ldin, cons
                           .ldy = ldy,
                           .slots = slots,
                           .N = (int)p->of->N,
-                          .K = (int)o->K,
+                          .K = (int)gpu__packed_k(o->K),
                           .x_k = (int)o->K,
                           .E = o->E,
                           .work = r->work,

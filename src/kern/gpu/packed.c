@@ -45,12 +45,13 @@ static const char *fp4_format(const qtensor *q, small_format *f)
     return wide || q->block_k % 16 == 0 ? NULL : "groups are no multiple of 16";
 }
 
-static const char *format_of(const qtensor *q, bool zeros, small_format *f)
+static const char *format_of(const qtensor *q, bool zeros, bool expert, small_format *f)
 {
     if (q->table || num_infos[q->code].kind == 'T') return "codes of a table";
     if (q->flat) return "blocks cross rows";
     if (q->N % FORMAT_ROWS) return "N is no multiple of 16";
-    if (q->K % FORMAT_UNIT) return "K is no multiple of 128";
+    if (q->K % FORMAT_UNIT && !expert) return "K is no multiple of 128";
+    if (q->K % FORMAT_BLOCK) return "K is no multiple of 64";
     if (q->N > INT32_MAX / KERN_MAX_SHARDS || q->K > INT32_MAX) return "too large";
     if (q->scale_cols > q->K) return "more groups than columns";
     if (q->zeros && num_infos[q->zero_type].kind == 'F') return "float zero points";
@@ -87,7 +88,7 @@ static const char *plan(const kern_linear_desc *d, bool zeros, packed *p)
     for (int i = 0; i < d->n_shards; i++) {
         const qtensor *q = d->shard[i];
         small_format f;
-        const char *why = format_of(q, zeros && q->zeros, &f);
+        const char *why = format_of(q, zeros && q->zeros, d->expert, &f);
         if (why) return why;
         part *last = p->n ? &p->part[p->n - 1] : NULL;
         if (!last || last->format != f || !same_input(d->shard[last->shard0], q)) {
@@ -161,7 +162,7 @@ typedef struct reader { /* of one thread: a tile of 16 rows */
     const part *p;
     const format_layout *l;
     const qtensor *q;
-    int64_t K, groups;
+    int64_t K, groups;    /* as packed */
     uint8_t *codes, *row; /* [16][K], [K] before columns are sorted: of one or two bytes */
     float *scales, *stored, *kept;
     uint8_t *zeros;
@@ -207,8 +208,8 @@ static void unfold_four(const uint8_t *from, int64_t K, uint8_t flip, uint8_t *t
 /* Numbers of f16 or f32 that bf16 holds, as those of a model that was bf16 once. */
 static void read_plain(reader *r, const uint8_t *from, uint8_t *to)
 {
-    num_decode_row(r->q->code, from, (size_t)r->K, r->stored);
-    for (int64_t k = 0; k < r->K; k++) {
+    num_decode_row(r->q->code, from, (size_t)r->q->K, r->stored);
+    for (int64_t k = 0; k < r->q->K; k++) {
         const float v = r->stored[k];
         const uint16_t h = num_f32_to_bf16(v);
         if (v == v && num_bf16_to_f32(h) != v) r->bad = "bf16 does not hold its numbers";
@@ -235,6 +236,7 @@ static void read_codes(reader *r, int64_t n, uint8_t *to)
             raw[k] = (uint8_t)(qtensor_code(q, n, k) + (r->l->kind == FORMAT_INT4 ? 8 : 0));
     for (int64_t j = 0; perm && j < q->K; j++)
         memcpy(to + (size_t)j * width, raw + (size_t)perm[j] * width, width);
+    memset(to + (size_t)q->K * width, 0, (size_t)(r->K - q->K) * width);
 }
 
 /* The grid's row of n, one number for each group of the format. */
@@ -244,8 +246,8 @@ static void read_grid(const reader *r, num_dtype type, const void *grid, int64_t
     const size_t size = num_bytes(type, 1), at = (size_t)(n / q->block_n * q->scale_cols);
     num_decode_row(type, (const uint8_t *)grid + at * size, (size_t)q->scale_cols, r->stored);
     for (int64_t g = 0; g < r->groups; g++) {
-        int64_t j = g * r->l->group, k = r->p->perm ? r->p->perm[j] : j;
-        to[g] = r->stored[q->g_idx ? q->g_idx[k] : k / q->block_k];
+        int64_t j = g * r->l->group, k = r->p->perm && j < q->K ? r->p->perm[j] : j;
+        to[g] = j >= q->K ? 0 : r->stored[q->g_idx ? q->g_idx[k] : k / q->block_k];
     }
 }
 
@@ -351,7 +353,7 @@ static void pack_part(void *arg, int index, int n)
     reader r;
     int64_t lo, hi;
     thread_split(j->p->N, FORMAT_ROWS, index, n, &lo, &hi);
-    reader_open(&r, j->p, j->d->shard[0]->K);
+    reader_open(&r, j->p, gpu__packed_k(j->d->shard[0]->K));
     for (int64_t at = lo; at < hi && !r.bad; at += FORMAT_ROWS)
         pack_rows(j, &r, at);
     j->bad[index] = r.bad;
@@ -456,7 +458,7 @@ static int make_part(gpu_dev *g, const kern_linear_desc *d, part *p, gpu_linear 
     const int64_t K = d->shard[0]->K;
     void *mem = NULL, *dev = NULL;
     const char **bad = xcalloc((size_t)team_size(g->host->team), sizeof *bad);
-    p->w_bytes = small_packed_bytes(p->format, p->N, K);
+    p->w_bytes = small_packed_bytes(p->format, p->N, gpu__packed_k(K));
     const size_t total = whole(p->w_bytes) + (size_t)p->N * sizeof(float);
     TRY(settle_input(g, d, p, e));
     TRY(mem_alloc_huge(&mem, total, e));
@@ -576,8 +578,8 @@ static void packed_unpack(gpu_dev *g, const gpu_linear *l, float *out)
         g->api->sync(g->stream);
         const float *col = (const float *)(const void *)(mem + whole(s->w_bytes));
         for (int64_t n = 0; n < s->N; n += FORMAT_ROWS)
-            unpack_tile(s, mem + small_packed_bytes(s->format, n, l->K), col + n, l->K,
-                        out + (s->row0 + n) * l->K);
+            unpack_tile(s, mem + small_packed_bytes(s->format, n, gpu__packed_k(l->K)), col + n,
+                        l->K, out + (s->row0 + n) * l->K);
         free(mem);
     }
 }
@@ -735,12 +737,23 @@ static void run_wide(gpu_dev *g, const gpu_linear *l, int bucket, const float *x
 static const char *no_small(const gpu_dev *g, const kern_linear_desc *d)
 {
     packed p;
-    const char *why = plan(d, true, &p);
-    for (int i = 0; i < p.n && !why; i++)
+    const char *why = d->expert ? "an expert" : plan(d, true, &p);
+    for (int i = 0; !why && i < p.n; i++)
         for (int m = 1; m <= SMALL_MAX_M && !why; m += 7)
             if (!strcmp(g->api->small_entry(p.part[i].format, (int)d->shard[0]->K, m), "none"))
                 why = "K does not fit shared memory";
     return why;
+}
+static const char *experts_refuse(const gpu_dev *g, const kern_linear_desc *d, int bucket)
+{
+    (void)g, (void)bucket;
+    return d->expert ? NULL : "made for experts";
+}
+static void run_alone(gpu_dev *g, const gpu_linear *l, int bucket, const float *x, int64_t ldx,
+                      int64_t M, float *y, int64_t ldy)
+{
+    (void)l, (void)bucket, (void)x, (void)ldx, (void)M, (void)y, (void)ldy;
+    gpu__fail(g, "an expert in packed weights runs with the others of its layer only");
 }
 static const char *small_refuse(const gpu_dev *g, const kern_linear_desc *d, int bucket)
 {
@@ -755,6 +768,7 @@ static const char *wide_refuse(const gpu_dev *g, const kern_linear_desc *d, int 
 {
     static const int some[2][3] = {{9, 32, 64}, {65, 512, MOST_ROWS}};
     packed p;
+    if (d->expert) return "an expert";
     if (bucket < 2) return "at most 8 rows";
     if (!g->api->wide_choose || !g->api->launch[GPU_OP_wide]) return "not in the plug-in";
     const char *why = plan(d, true, &p);
@@ -771,7 +785,9 @@ static const char *wide_refuse(const gpu_dev *g, const kern_linear_desc *d, int 
 static const gpu_linear_row row_small = {"cuda-small", small_refuse, run_small};
 static const gpu_linear_row row_wide = {"cuda-wide", wide_refuse, run_wide};
 static const gpu_linear_row row_pieces = {"cuda-small-by-8", pieces_refuse, run_small};
-static const gpu_linear_row *const rows[] = {&row_small, &row_wide, &row_pieces, NULL};
+static const gpu_linear_row row_experts = {"cuda-experts", experts_refuse, run_alone};
+static const gpu_linear_row *const rows[] = {&row_small, &row_wide, &row_pieces, &row_experts,
+                                             NULL};
 
 const gpu_layout gpu__layout_packed = {.name = "packed",
                                        .rows = rows,

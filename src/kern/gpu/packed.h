@@ -36,6 +36,11 @@ typedef struct packed {
     float *bias;
 } packed;
 
+/* Columns as they are packed: those of experts may be half a unit more, which count nothing. */
+static inline int64_t gpu__packed_k(int64_t K)
+{
+    return (K + FORMAT_UNIT - 1) / FORMAT_UNIT * FORMAT_UNIT;
+}
 /* Can rows be multiplied where they lie? */
 static inline bool gpu__packed_fits(gpu_x x, int64_t ldx)
 {
