@@ -403,7 +403,7 @@ static void test_unlike(void **state)
     fill(&c, &given, 4, 1, 32, 256, false);
     for (int i = 0; i < 4; i++)
         c.q[i][0].input_scale = i == 3 ? 0.5f : 0.25f;
-    refused(&c, "--act bf16");
+    refused(&c, "--activation-dtype bf16");
 }
 
 static void test_launched(void **state)

@@ -98,8 +98,8 @@ static int alike(const kern_linear *first, const kern_linear *other, err *e)
                        other->name, first->name);
     if (!input)
         return err_set(e, ERR_UNSUPPORTED,
-                       "%s: the treatment of its input differs from that of %s; --act bf16 leaves "
-                       "inputs as they are",
+                       "%s: the treatment of its input differs from that of %s; "
+                       "--activation-dtype bf16 leaves inputs as they are",
                        other->name, first->name);
     return 0;
 }

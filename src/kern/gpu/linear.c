@@ -400,12 +400,12 @@ static int alike(const kern_linear *first, const kern_linear *other, err *e)
 {
     const gpu_linear *l0 = first->own, *l = other->own;
     if (l0->layout != l->layout)
-        return err_set(e, ERR_UNSUPPORTED,
-                       "%s: its weights lie as %s, those of %s as %s (%s); --act f32 lays all "
-                       "experts alike",
-                       other->name, l->layout->name, first->name, l0->layout->name,
-                       l->layout == &layout_panels ? other->choice[0].refused
-                                                   : first->choice[0].refused);
+        return err_set(
+            e, ERR_UNSUPPORTED,
+            "%s: its weights lie as %s, those of %s as %s (%s); --activation-dtype f32 lays "
+            "all experts alike",
+            other->name, l->layout->name, first->name, l0->layout->name,
+            l->layout == &layout_panels ? other->choice[0].refused : first->choice[0].refused);
     if (l->layout != &layout_panels) return 0;
     const panels *p0 = l0->own, *p = l->own;
     bool same = p->n == p0->n && l->K == l0->K && l->N == l0->N;
@@ -414,7 +414,8 @@ static int alike(const kern_linear *first, const kern_linear *other, err *e)
                same_act(&p->shard[i].act[0], &p0->shard[i].act[0]);
     if (same) return 0;
     return err_set(e, ERR_UNSUPPORTED,
-                   "%s: its shape or the treatment of its input differs from that of %s",
+                   "%s: its shape or the treatment of its input differs from that of %s; "
+                   "--activation-dtype bf16 leaves inputs as they are",
                    other->name, first->name);
 }
 
