@@ -84,7 +84,7 @@ static int setup(const opts *o, plan_job *j, err *e)
                       .context = v[OPT_context].i,
                       .concurrency = v[OPT_concurrency].i,
                       .chunk_tokens = 512,
-                      .page_tokens = (int)v[OPT_page_size].i};
+                      .page_tokens = v[OPT_page_size].i ? (int)v[OPT_page_size].i : 16};
     if (j->in.ranks < 1) {
         rc = err_set(e, ERR_USAGE, "--tp must be at least 1");
         goto out;

@@ -245,7 +245,7 @@ static int check_opts(engine *en, err *e)
         return err_set(e, ERR_USAGE, "--chunked-prefill-size: %lld is not between 1 and 65536",
                        (long long)o->chunk_tokens);
     if (o->page_tokens < 0 || o->page_tokens > 1024)
-        return err_set(e, ERR_USAGE, "--page-size: %d is not between 1 and 1024", o->page_tokens);
+        return err_set(e, ERR_USAGE, "--page-size: %d is not between 0 and 1024", o->page_tokens);
     if (!(o->mem_fraction > 0 && o->mem_fraction <= 1))
         return err_set(e, ERR_USAGE, "--mem-fraction-static: %g is not between 0 and 1",
                        o->mem_fraction);
@@ -358,6 +358,10 @@ static int open_device(engine *en, const kern_opts *o, err *e)
     en->page_tokens = en->o.page_tokens      ? en->o.page_tokens
                       : en->dev->page_tokens ? en->dev->page_tokens
                                              : 16;
+    if (en->dev->page_tokens && en->page_tokens != en->dev->page_tokens)
+        log_warn(
+            "--page-size %d: fast attention of this device needs pages of %d; plain kernels run",
+            en->page_tokens, en->dev->page_tokens);
     return 0;
 }
 

@@ -177,7 +177,7 @@ static __device__ __forceinline__ void emulate(const gpu_act &p, float *v, int64
 }
 
 /* A block is a row; groups that are not the whole row belong to warps. */
-static __global__ void __launch_bounds__(THREADS) act_kernel(gpu_act_run g)
+static __global__ void __launch_bounds__(THREADS, 2) act_kernel(gpu_act_run g)
 {
     const gpu_act &p = g.plan;
     const int tid = (int)threadIdx.x, warp = tid / 32, at = tid % 32;

@@ -1,6 +1,6 @@
 /* Layout "dense": weights in row-major order as they lie in a checkpoint, bf16, e4m3 or int8, one
- * copy for every M. Up to 64 rows are multiplied by operator `rows` (the weight streams once), more
- * by cuBLASLt (operator `lt`); where that is not to be had, by `rows`, 64 rows at a time.
+ * copy for every M. Few rows are multiplied by operator `rows` (the weight streams once), more by
+ * cuBLASLt (operator `lt`); where that is not to be had, by `rows`, 64 rows at a time.
  *
  * Neighbouring shards whose inputs are treated alike lie behind one another and are one product (a
  * *part*). The input of a part becomes
@@ -18,6 +18,7 @@
 #include "kern/gpu/linear.h"
 
 #define MOST_ROWS  4096               /* of a product by lt; more are cut */
+#define FEW_ROWS   32                 /* up to which `rows` is the faster one */
 #define WIDE_BYTES ((size_t)64 << 20) /* of a weight widened at a time */
 #define BLOCK      128                /* rows and columns of a block scale; columns of an input's */
 #define UNPACK     ((size_t)16 << 20)
@@ -237,7 +238,7 @@ static lt_call call_of(const dense_part *p, int64_t K)
 
 static const char *plan_shape(gpu_dev *g, lt *l, lt_call c, bool bias)
 {
-    static const int64_t sizes[] = {128, 256, 512, 1024, 2048, MOST_ROWS};
+    static const int64_t sizes[] = {64, 128, 256, 512, 1024, 2048, MOST_ROWS};
     static const float some = 0;
     struct gpu_dense *r = g->dense;
     for (int i = 0; i < r->n_planned; i++) {
@@ -280,18 +281,35 @@ static const char *few_refuse(const gpu_dev *g, const kern_linear_desc *d, int b
     return bucket == KERN_BUCKETS - 1 ? "M is above 64" : NULL;
 }
 
-static const char *lt_refuse(const gpu_dev *dev, const kern_linear_desc *d, int bucket)
+static const char *lt_can(const gpu_dev *dev, const kern_linear_desc *d)
 {
     gpu_dev *g = gpu__of(&dev->pub);
     lt *l = NULL;
     dense o = {0};
     int of[KERN_MAX_SHARDS];
-    if (bucket < KERN_BUCKETS - 1) return "M is 64 or less";
     const char *why = lt_of(g, &l);
     cut(d, &o, of);
     for (int i = 0; i < o.n && !why; i++)
         why = plan_part(g, l, &o.part[i], d->shard[0]->K, d->bias != NULL);
     return why;
+}
+
+static const char *lt_refuse(const gpu_dev *dev, const kern_linear_desc *d, int bucket)
+{
+    return bucket < KERN_BUCKETS - 1 ? "M is 64 or less" : lt_can(dev, d);
+}
+
+/* The bucket in which both have their part. Weights that would be widened first stay with `rows`.
+ */
+static const char *middle_refuse(const gpu_dev *dev, const kern_linear_desc *d, int bucket)
+{
+    dense o = {0};
+    int of[KERN_MAX_SHARDS];
+    if (bucket != kern_bucket(FEW_ROWS + 1)) return "not its M";
+    cut(d, &o, of);
+    for (int i = 0; i < o.n; i++)
+        if (widens(&o.part[i])) return "weights are wider than their inputs";
+    return lt_can(dev, d);
 }
 
 static const char *pieces_refuse(const gpu_dev *g, const kern_linear_desc *d, int bucket)
@@ -709,6 +727,12 @@ static void dense_lt(gpu_dev *g, const gpu_linear *l, int bucket, const float *x
     if (done < M) dense_rows(g, l, bucket, x + done * ldx, ldx, M - done, y + done * ldy, ldy);
 }
 
+static void dense_middle(gpu_dev *g, const gpu_linear *l, int bucket, const float *x, int64_t ldx,
+                         int64_t M, float *y, int64_t ldy)
+{
+    (M > FEW_ROWS ? dense_lt : dense_rows)(g, l, bucket, x, ldx, M, y, ldy);
+}
+
 static void dense_choice(const gpu_linear *l, int bucket, kern_choice *out)
 {
     const dense_part *p = &((const dense *)l->own)->part[0];
@@ -727,9 +751,11 @@ static void dense_choice(const gpu_linear *l, int bucket, kern_choice *out)
 }
 
 static const gpu_linear_row row_few = {"cuda-rows", few_refuse, dense_rows};
+static const gpu_linear_row row_middle = {"cuda-rows-lt", middle_refuse, dense_middle};
 static const gpu_linear_row row_lt = {"cuda-lt", lt_refuse, dense_lt};
 static const gpu_linear_row row_pieces = {"cuda-rows-by-64", pieces_refuse, dense_rows};
-static const gpu_linear_row *const dense_list[] = {&row_few, &row_lt, &row_pieces, NULL};
+static const gpu_linear_row *const dense_list[] = {&row_middle, &row_few, &row_lt, &row_pieces,
+                                                   NULL};
 const gpu_layout gpu__layout_dense = {.name = "dense",
                                       .rows = dense_list,
                                       .refuse = dense_refuse,
