@@ -19,6 +19,7 @@ typedef struct run {
     pthread_mutex_t lock;
     pthread_cond_t cond;
     int64_t left, batch;
+    bool hold; /* the engine, until all are submitted: what starts early is not in full steps */
     double start, ttft;
     engine *en;
     seq *seqs;
@@ -31,6 +32,10 @@ static void sink(void *arg, const engine_event *ev)
     run *r = s->run;
     if (ev->kind == EV_TOKEN && s->n < s->cap) {
         engine_stats st;
+        pthread_mutex_lock(&r->lock);
+        while (r->hold)
+            pthread_cond_wait(&r->cond, &r->lock);
+        pthread_mutex_unlock(&r->lock);
         if (s->model) {
             engine_get_stats(r->en, &st);
             s->model[s->n] = st.forward_seconds;
@@ -41,7 +46,7 @@ static void sink(void *arg, const engine_event *ev)
     pthread_mutex_lock(&r->lock);
     r->ttft += ev->ttft_s;
     if (ev->error) r->e = *ev->error;
-    if (--r->left == 0) pthread_cond_signal(&r->cond);
+    if (--r->left == 0) pthread_cond_broadcast(&r->cond);
     pthread_mutex_unlock(&r->lock);
 }
 
@@ -88,7 +93,7 @@ static int go(engine *en, const ask *a, run *r, err *e)
 {
     int rc = 0;
     int64_t sent = 0;
-    *r = (run){.left = a->batch, .batch = a->batch, .en = en};
+    *r = (run){.left = a->batch, .batch = a->batch, .hold = a->assume, .en = en};
     r->seqs = xcalloc((size_t)a->batch, sizeof *r->seqs);
     pthread_mutex_init(&r->lock, NULL);
     pthread_cond_init(&r->cond, NULL);
@@ -101,6 +106,8 @@ static int go(engine *en, const ask *a, run *r, err *e)
     for (; sent < a->batch && rc >= 0; sent += rc >= 0)
         rc = submit(en, a, sent, &r->seqs[sent], e);
     pthread_mutex_lock(&r->lock);
+    r->hold = false;
+    pthread_cond_broadcast(&r->cond);
     r->left -= a->batch - sent;
     while (r->left > 0)
         pthread_cond_wait(&r->cond, &r->lock);

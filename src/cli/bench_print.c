@@ -57,7 +57,7 @@ static void json_row(jw *w, const bench_row *row, const kern_roof *roof)
     number(w, "ttft_ms", row->ttft_ms, row->prefilled);
     number(w, "ttft_last_ms", row->first_all_ms, row->prefilled);
     number(w, "prefill_tokens_per_s", row->prefill, row->prefilled);
-    jw_kf64(w, "tpot_ms", row->tpot_ms);
+    number(w, "tpot_ms", row->tpot_ms, row->tpot_ms > 0);
     number(w, "forward_ms", row->forward_ms, row->forward_ms > 0);
     jw_kf64(w, "tokens_per_s", row->decode);
     number(w, "weights_gbs", row->weights_gbs, row->weights_gbs > 0);
@@ -150,7 +150,10 @@ static void text_row(const bench_row *row, const kern_roof *roof, buf *b)
     if (row->prefilled)
         buf_printf(b, "TTFT %.1f ms, the last %.1f ms (%.0f prompt tokens/s)  ", row->ttft_ms,
                    row->first_all_ms, row->prefill);
-    buf_printf(b, "TPOT %.3f ms", row->tpot_ms);
+    if (row->tpot_ms > 0)
+        buf_printf(b, "TPOT %.3f ms", row->tpot_ms);
+    else
+        buf_printf(b, "TPOT not measured: no step had the whole batch (--output-tokens)");
     if (row->forward_ms > 0) buf_printf(b, ", the model %.3f", row->forward_ms);
     buf_printf(b, " (%.1f tokens/s)", row->decode);
     if (row->step_gbs > 0 && roof->read_gbs > 0)

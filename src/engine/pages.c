@@ -122,13 +122,22 @@ static int64_t yet_to_take(const engine *en, const request *r, int group, int64_
     return n > 0 ? n : 0;
 }
 
+/* A page for what r generates meanwhile, unless its last token lies in those that it has. */
+static int64_t grows(const engine *en, const request *r, int group)
+{
+    int64_t room = en->max_len - r->n_prompt,
+            end = r->n_prompt + (r->p.max_tokens < room ? r->p.max_tokens : room);
+    return yet_to_take(en, r, group, end) > yet_to_take(en, r, group, r->n_ids);
+}
+
 bool engine__pages_room(const engine *en, const request *newcomer)
 {
     for (int g = 0; g < KV_GROUPS; g++) {
         if (!has(en, g)) continue;
-        int64_t need = yet_to_take(en, newcomer, g, newcomer->n_ids + 1) + en->n_running;
+        int64_t need = yet_to_take(en, newcomer, g, newcomer->n_ids + 1);
         for (int i = 0; i < en->n_running; i++)
-            need += yet_to_take(en, en->running[i], g, en->running[i]->n_ids);
+            need += yet_to_take(en, en->running[i], g, en->running[i]->n_ids) +
+                    grows(en, en->running[i], g);
         if (need > kv_pool_free_pages(en->pool, g) + kv_pool_cached_pages(en->pool, g))
             return false;
     }
