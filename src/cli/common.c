@@ -28,7 +28,9 @@ void opts_engine(const opts *o, const opt_val *v, const char *model, engine_opts
         .model = model,
         .device = text_or_null(&v[OPT_device]),
         .threads = (int)v[OPT_threads].i,
-        .tp = v[OPT_tp].i < 0 || v[OPT_tp].i > INT16_MAX ? -1 : (int)v[OPT_tp].i,
+        .tp = v[OPT_tp].i < INT16_MIN   ? INT16_MIN
+              : v[OPT_tp].i > INT32_MAX ? INT32_MAX
+                                        : (int)v[OPT_tp].i,
         .cpu_features = text_or_null(&v[OPT_cpu_features]),
         .kv_cache_dtype = text_or_null(&v[OPT_kv_cache_dtype]),
         .activation_dtype = text_or_null(&v[OPT_activation_dtype]),

@@ -30,7 +30,7 @@ typedef struct engine_opts {
     int64_t max_total_tokens; /* KV pool size in tokens; 0 = as many as max_running x max_model_len,
                                  at most what mem_fraction allows */
     int64_t chunk_tokens;     /* chunked prefill, default 512 */
-    int page_tokens;          /* default 16 */
+    int page_tokens;          /* 0 = as the device likes: 16 on a CPU, 32 on a GPU */
     bool no_prefix_cache;
     bool strict;
     const char *chat_template; /* file that overrides */

@@ -118,7 +118,7 @@ void engine__pages_pass(engine *en, request *r);
 /* Pages for the first `tokens` tokens; 0, or how many were lacking after eviction (none taken). */
 int64_t engine__pages_take(engine *en, request *r, int64_t tokens);
 /* Is there room for one more beside the running ones: what these have yet to take for the tokens
- * that they have, and a page to grow into for each? */
+ * that they have, and a page to grow into for each whose last token lies beyond these? */
 bool engine__pages_room(const engine *en, const request *newcomer);
 /* The same of a request whose prompt counts as computed but for its last token. */
 bool engine__pages_assume(engine *en, request *r);

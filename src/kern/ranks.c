@@ -158,7 +158,7 @@ int kern__ranks_open(kern_dev **out, const kern_opts *o, err *e)
     int rc = 0, threads = o->threads ? o->threads : thread_cpus();
     struct kern_ranks *r = NULL;
     if (o->ranks > MAX_RANKS || o->ranks < 0)
-        return err_set(e, ERR_USAGE, "%d devices for one model; 1 to %d can be", o->ranks,
+        return err_set(e, ERR_USAGE, "--tp: %d devices for one model; 1 to %d can be", o->ranks,
                        MAX_RANKS);
     /* A kernel that is loaded when it is first launched may wait for its GPU, on which a sum may
      * wait for another GPU, whose thread waits to load a kernel. */

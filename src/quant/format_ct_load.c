@@ -188,6 +188,7 @@ static int load_codes(const job *j, err *e)
     if (!fp4 && w != NUM_F8_E4M3 && t->dtype != NUM_I8) return quant__wrong_type(t, "I8", e);
     if (t->n_dims != 2 || t->shape[0] < 1 || t->shape[1] < 1)
         return err_set(e, ERR_SHAPE, "%s: tensor '%s' must have 2 dimensions", t->path, t->name);
+    if (w == NUM_F8_E4M3 && (rc = quant__e4m3_finite(t, e)) < 0) return rc;
     quant__set_grid(j->out, &j->g->spec, t->shape[0], t->shape[1] * (fp4 ? 2 : 1));
     j->out->codes = t->data;
     return num_infos[w].kind == 'I' ? load_int8(j, t, e) : 0;

@@ -82,6 +82,8 @@ void quant__set_grid(qtensor *q, const qspec *spec, int64_t N, int64_t K);
 bool quant__has_shape(const ckpt_tensor *t, int64_t a, int64_t b);
 void quant__shape_text(const ckpt_tensor *t, buf *b);
 int quant__wrong_type(const ckpt_tensor *t, const char *want, err *e);
+/* An E4M3 tensor of two dimensions or more without NaN: fast kernels read that code as a number. */
+int quant__e4m3_finite(const ckpt_tensor *t, err *e);
 int quant__wrong_shape(const ckpt_tensor *t, err *e, const char *need, ...) PRINTF(3, 4);
 
 /* A JSON list of strings as compiled rules; kind < 0 = the notation of compressed-tensors. */

@@ -172,14 +172,20 @@ static int nan_code(const ckpt_tensor *t, size_t at, int code, err *e)
                    t->path, t->name, code, (long long)at / K, (long long)at % K);
 }
 
+int quant__e4m3_finite(const ckpt_tensor *t, err *e)
+{
+    size_t n = (size_t)t->bytes, at = find_7f(t->data, n);
+    return at < n ? nan_code(t, at, t->data[at], e) : 0;
+}
+
 /* FNUZ codes: kept as they are where 240 occurs, else the same bits as E4M3FN of half the scale. */
 static int check_fp8(const job *j, const ckpt_tensor *t, bool *half, err *e)
 {
     const quant__scaled *own = j->q->own;
     bool fnuz = t->dtype == NUM_F8_E4M3FNUZ || own->fnuz;
-    size_t n = (size_t)t->bytes, at = find_7f(t->data, n);
     *half = false;
-    if (!fnuz) return at < n ? nan_code(t, at, t->data[at], e) : 0;
+    if (!fnuz) return quant__e4m3_finite(t, e);
+    size_t n = (size_t)t->bytes, at = find_7f(t->data, n);
     const uint8_t *bad = memchr(t->data, 0x80, n);
     if (bad) return nan_code(t, (size_t)(bad - t->data), 0x80, e);
     if (at < n)

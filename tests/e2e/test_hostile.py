@@ -391,6 +391,18 @@ def test_nan_scale():
             refused(["dump", m, "--tokens", ids, "-o", path("out")], re.escape(module), "scale")
 
 
+def test_nan_code():
+    """A code of E4M3 that is not a number: kernels that widen codes by their bits would read 480."""
+    for case in ("ct_fp8_kv_head", "ct_mixed_w4_fp8", "deepseek_fp8_block", "modelopt_fp8_kv"):
+        name = next(k for k, (dt, _, _) in st_read(f"{QUANT}/{case}/model.safetensors").items() if dt == "F8_E4M3" and k.endswith("weight"))
+        for code in (b"\x7f", b"\xff"):
+            m = model("nancode", f"{QUANT}/{case}", tensors=lambda t: t.update({name: (*t[name][:2], t[name][2][:-1] + code)}))
+            ids = path("ids.json")
+            open(ids, "w").write("[[1,2,3]]")
+            for words in (["convert", m, "-o", path("out")], ["dump", m, "--tokens", ids, "-o", path("out")]):
+                refused(words, re.escape(name), f"0x{code.hex()}", "not a number")
+
+
 def test_quantized_tensors_damaged():
     packed = quant_weights("ct_w3a16", ".weight_packed")[0]
     module = packed[:-len(".weight_packed")]
