@@ -175,10 +175,12 @@ char *engine_report(const engine *en)
         for (int k = 0; k < KERN_BUCKETS; k++) {
             const kern_choice *c = &l[i].choice[k];
             if (k && !strcmp(c->row, l[i].choice[k - 1].row) &&
-                !strcmp(c->act, l[i].choice[k - 1].act))
+                !strcmp(c->act, l[i].choice[k - 1].act) &&
+                !strcmp(c->plan, l[i].choice[k - 1].plan))
                 continue;
-            buf_printf(&b, "\n      %-5s %s, %s%s%s%s", bucket[k], c->row, c->act,
-                       c->reference ? " [reference]" : "", *c->refused ? "; " : "", c->refused);
+            buf_printf(&b, "\n      %-5s %s, %s%s%s%s%s%s", bucket[k], c->row, c->act,
+                       *c->plan ? ", " : "", c->plan, c->reference ? " [reference]" : "",
+                       *c->refused ? "; " : "", c->refused);
         }
     }
     return b.data;

@@ -149,6 +149,7 @@ void kern_linear_embed(kern_dev *d, const kern_linear *l, const int32_t *ids, in
 typedef struct kern_choice {
     const char *row, *layout;
     char act[48];
+    char plan[96]; /* the entry of a table of measured plans, or "rule"; "" = none to choose */
     char refused[256];
     bool reference;
 } kern_choice;

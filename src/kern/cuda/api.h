@@ -476,12 +476,14 @@ typedef struct gpu_api {
     /* Of small.h, wide.h, rows.h, lt.h. */
     const char *(*small_entry)(small_format f, int K, int M);
     wide_plan (*wide_choose)(small_format f, int N, int K, int M);
+    int (*wide_has)(small_format f, wide_plan p, int K);
     size_t (*wide_work_bytes)(int K, int M);
     size_t (*experts_work_bytes)(int K, int E, int64_t slots);
     const char *(*rows_prepare)(rows_weight *out, rows_format f, const void *w, int64_t ldw,
                                 int64_t N, int64_t K);
     const char *(*rows_refuse)(const rows_call *c);
     rows_plan (*rows_choose)(rows_format f, int N, int K, int M);
+    int (*rows_has)(rows_format f, rows_plan p, int K, int M);
     const char *(*lt_open)(lt **out, size_t work_bytes);
     void (*lt_close)(lt *l);
     const char *(*lt_plan)(lt *l, const lt_call *c, bool try_out);

@@ -74,6 +74,11 @@ extern "C" rows_plan rows_choose(rows_format f, int N, int K, int M)
     return rows_plan_for(f, N, K, M);
 }
 
+extern "C" int rows_has(rows_format f, rows_plan p, int K, int M)
+{
+    return rows_plan_fits(f, p, K, M);
+}
+
 static __device__ float weight_at(rows_format f, const void *w, int64_t i)
 {
     return f == ROWS_BF16   ? bf16_f32(((const uint16_t *)w)[i])
@@ -213,6 +218,7 @@ extern "C" void cuda_dense_api(gpu_api *a)
     a->rows_prepare = rows_prepare;
     a->rows_refuse = rows_refuse;
     a->rows_choose = rows_choose;
+    a->rows_has = rows_has;
     a->lt_open = lt_open;
     a->lt_close = lt_close;
     a->lt_plan = lt_plan;

@@ -77,6 +77,13 @@ static const char *refuse_shape(small_format f, int N, int K)
     return why;
 }
 
+/* Plans change nothing here; some are told apart so that choosing can be tested. */
+static int plain_has(small_format f, wide_plan p, int K)
+{
+    return !refuse_shape(f, FORMAT_ROWS, K) && (p.tokens == 16 || p.tokens == 32) &&
+           p.groups >= 1 && p.groups <= 2 && p.split == 1 && p.share <= 1;
+}
+
 extern "C" const char *cuda_small(const void *args, void *stream)
 {
     const small_call *c = (const small_call *)args;
@@ -108,6 +115,7 @@ extern "C" const char *cuda_wide(const void *args, void *stream)
     if (bad) return bad;
     if (c->M < 1) return "no rows";
     if (c->x && (c->ldx % 2 || (uintptr_t)c->x % 4)) return "x is not aligned to 4 bytes";
+    if (c->plan.tokens && !plain_has(c->format, c->plan, c->K)) return "no kernel of this plan";
     if (!c->work || c->ldy % 4 || (uintptr_t)c->y % 16 || (uintptr_t)c->work % 128)
         return "y is not aligned to 16 bytes or work not to 128";
     if (((uintptr_t)c->col_scale | (uintptr_t)c->bias) % 16)
@@ -154,6 +162,7 @@ extern "C" void cuda_packed_api(gpu_api *a)
 {
     a->small_entry = plain_entry;
     a->wide_choose = plain_plan;
+    a->wide_has = plain_has;
     a->wide_work_bytes = plain_work_bytes;
     a->experts_work_bytes = plain_experts_work;
 }

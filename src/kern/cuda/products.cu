@@ -36,6 +36,7 @@ extern "C" void cuda_packed_api(gpu_api *a)
 {
     a->small_entry = small_entry;
     a->wide_choose = wide_choose;
+    a->wide_has = wide_has;
     a->wide_work_bytes = wide_work_bytes;
     a->experts_work_bytes = wide_experts_work_bytes;
 }
@@ -45,6 +46,7 @@ extern "C" void cuda_dense_api(gpu_api *a)
     a->rows_prepare = rows_prepare;
     a->rows_refuse = rows_refuse;
     a->rows_choose = rows_choose;
+    a->rows_has = rows_has;
     a->lt_open = lt_open;
     a->lt_close = lt_close;
     a->lt_plan = lt_plan;

@@ -32,6 +32,7 @@ typedef struct dense_act { /* what becomes of the input */
 
 typedef struct dense_part {
     rows_weight map;
+    rows_plan plan[TUNED_ROWS]; /* zeros: the rule of `rows` */
     rows_format format;
     rows_scales scales;
     dense_act act;
@@ -296,7 +297,7 @@ static const char *lt_can(const gpu_dev *dev, const kern_linear_desc *d)
 
 static const char *lt_refuse(const gpu_dev *dev, const kern_linear_desc *d, int bucket)
 {
-    return bucket < KERN_BUCKETS - 1 ? "M is 64 or less" : lt_can(dev, d);
+    return bucket < kern_bucket(FEW_ROWS) ? "M is 8 or less" : lt_can(dev, d);
 }
 
 /* The bucket in which both have their part. Weights that would be widened first stay with `rows`.
@@ -430,6 +431,7 @@ static int make_part(gpu_dev *g, dense_part *p, const kern_linear_desc *d, const
     TRY(gpu__check(g, "weight", g->api->rows_prepare(&p->map, p->format, p->w, l->K, p->N, l->K),
                    e));
     TRY(make_scales(g, p, d, of, part, l, e));
+    tuned_plans_of_rows(&g->tuned, g->api, p->format, p->scales == ROWS_BLOCK, p->N, l->K, p->plan);
     if (d->bias) TRY(make_bias(g, p, d->bias + p->row0, e));
     if (widens(p)) {
         const size_t need = (size_t)(wide_rows(g, p, l->K) * l->K) * 2;
@@ -584,7 +586,8 @@ static void rows_part(gpu_dev *g, const dense_part *p, const dense_in *in, int64
                    .y_bf16 = y.type == GPU_BF16,
                    .ldy = ldy,
                    .M = (int)M,
-                   .pdl = !g->facts.emulated};
+                   .pdl = !g->facts.emulated,
+                   .plan = g->trial.rows.groups ? g->trial.rows : p->plan[tuned_at(M)]};
     if (p->act.group) {
         c.x_scale = in->scale;
         c.ld_x_scale = in->row;
@@ -733,6 +736,17 @@ static void dense_middle(gpu_dev *g, const gpu_linear *l, int bucket, const floa
     (M > FEW_ROWS ? dense_lt : dense_rows)(g, l, bucket, x, ldx, M, y, ldy);
 }
 
+static bool dense_tuned(const gpu_linear *l, gpu_tuned_key *out)
+{
+    const dense *o = l->own;
+    const char *format = tuned_format_of_rows(o->part[0].format, o->part[0].scales == ROWS_BLOCK);
+    *out = (gpu_tuned_key){.row = TUNED_OP_dense, .plan = TUNED_OP_rows};
+    snprintf(out->plan_format, sizeof out->plan_format, "%s", format);
+    snprintf(out->row_format, sizeof out->row_format, "%s%s", format,
+             o->part[0].act.quant ? "-a8" : "");
+    return o->n == 1;
+}
+
 static void dense_choice(const gpu_linear *l, int bucket, kern_choice *out)
 {
     const dense_part *p = &((const dense *)l->own)->part[0];
@@ -764,6 +778,7 @@ const gpu_layout gpu__layout_dense = {.name = "dense",
                                       .unpack = dense_unpack,
                                       .can_embed = dense_can_embed,
                                       .embed = dense_embed,
+                                      .tuned = dense_tuned,
                                       .choice = dense_choice};
 
 /* ---- room ---------------------------------------------------------------------------------------

@@ -10,12 +10,13 @@
 
 /* Slots of an expert, on average, from which a pass of wide tiles over its weights costs less than
  * several passes of eight slots. */
-#define WIDE_FROM 8
+#define WIDE_FROM 8 /* where the table does not say */
 
 typedef struct expert_part {
     const part *of; /* of the first expert */
     const void *const *w;
     const float *const *col, *const *bias; /* [E] on the device */
+    int wide_from;
 } expert_part;
 typedef struct packed_experts {
     const gpu_experts_way *way; /* first */
@@ -128,7 +129,9 @@ static int addresses(gpu_dev *g, kern_linear **expert, int E, int index, expert_
     TRY(gpu__keep(g, &col, of_col, sizeof *of_col * (size_t)E, e));
     if (any) TRY(gpu__keep(g, &bias, of_bias, sizeof *of_bias * (size_t)E, e));
     const packed *first = ((const gpu_linear *)expert[0]->own)->own;
-    *out = (expert_part){&first->part[index], w, col, bias};
+    const part *p = &first->part[index];
+    *out = (expert_part){p, w, col, bias,
+                         tuned_experts(&g->tuned, p->format, p->N, expert[0]->K, E, WIDE_FROM)};
 out:
     free(of_w);
     free(of_col);
@@ -243,8 +246,10 @@ static void run(gpu_dev *g, const void *own, const float *in, int64_t ldin, cons
                           .E = o->E,
                           .work = r->work,
                           .pdl = gpu__packed_early(g)};
-        const bool wide = slots >= (int64_t)WIDE_FROM * o->E && ldy % 4 == 0 &&
-                          (uintptr_t)to.p % 16 == 0 && g->api->launch[GPU_OP_wide_experts];
+        const bool many = g->trial.experts ? g->trial.experts == 2
+                                           : slots >= (int64_t)p->wide_from * o->E,
+                   wide = many && ldy % 4 == 0 && (uintptr_t)to.p % 16 == 0 &&
+                          g->api->launch[GPU_OP_wide_experts];
         gpu__push(g, wide ? GPU_OP_wide_experts : GPU_OP_small_experts, &c, sizeof c);
     }
 }

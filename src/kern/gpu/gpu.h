@@ -14,6 +14,7 @@
 #include <pthread.h>
 #include "kern/backend.h"
 #include "kern/gpu/convert.h"
+#include "kern/gpu/tuned.h"
 
 typedef struct gpu_block {
     uintptr_t va, end;
@@ -100,6 +101,12 @@ typedef struct gpu_dev {
         void *x;              /* bf16 [slots, k] */
         float *scale;         /* [slots] */
     } experts;
+    tuned_table tuned;
+    struct gpu_trial { /* while plans are measured: zeros = as chosen */
+        rows_plan rows;
+        wide_plan wide;
+        int experts; /* 1 = small, 2 = wide */
+    } trial;
     const struct gpu_layout *only; /* tests: beside it, only the last layout is asked */
     struct gpu_dense *dense;       /* dense.c; NULL without such linears */
     void *attention_work;

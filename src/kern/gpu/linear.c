@@ -312,6 +312,41 @@ static int choose(gpu_dev *g, const kern_linear_desc *d, gpu_linear *l,
                    choice[0].refused);
 }
 
+static const gpu_linear_row *row_named(const gpu_layout *y, const char *name)
+{
+    for (int i = 0; y->rows[i]; i++)
+        if (!strcmp(y->rows[i]->name, name)) return y->rows[i];
+    return NULL;
+}
+
+/* Rows that the table names go before those of the list's order. */
+static void take_tuned(gpu_dev *g, const kern_linear_desc *d, gpu_linear *l)
+{
+    gpu_tuned_key key;
+    if (!l->layout->tuned || !l->layout->tuned(l, &key)) return;
+    for (int i = 0; i < TUNED_ROWS; i++) {
+        tuned_entry *e;
+        while ((e = tuned_find(&g->tuned, key.row, key.row_format, l->N, l->K, tuned_rows[i]))) {
+            const gpu_linear_row *r = row_named(l->layout, e->plan);
+            const char *why = "the layout has no such row";
+            if (r) why = r->refuse(g, d, kern_bucket(tuned_rows[i]));
+            if (!why) l->tuned[i] = r;
+            if (!why) break;
+            tuned_refuse(e, why);
+        }
+    }
+}
+
+static void tell_plan(const gpu_dev *g, const gpu_linear *l, int bucket, kern_choice *c)
+{
+    gpu_tuned_key key;
+    if (!l->layout->tuned || !l->layout->tuned(l, &key)) return;
+    char text[sizeof c->plan];
+    tuned_text(&g->tuned, key.row, key.row_format, key.plan, key.plan_format, l->N, l->K, bucket,
+               text, sizeof text);
+    if (!*c->plan || strcmp(text, "rule")) memcpy(c->plan, text, sizeof text);
+}
+
 int gpu__linear_make(kern_dev *d, const kern_linear_desc *desc, kern_linear *pub, err *e)
 {
     gpu_dev *g = gpu__of(d);
@@ -323,12 +358,14 @@ int gpu__linear_make(kern_dev *d, const kern_linear_desc *desc, kern_linear *pub
     l->K = pub->K;
     TRY(gpu__check(g, "bind", g->api->bind(g->index), e));
     TRY(choose(g, desc, l, pub->choice, e));
+    take_tuned(g, desc, l);
     for (int b = 0; b < KERN_BUCKETS; b++) {
         kern_choice *c = &pub->choice[b];
         c->row = l->row[b]->name;
         c->layout = l->layout->name;
         c->reference = l->row[b] == &panels_row;
         l->layout->choice(l, b, c);
+        tell_plan(g, l, b, c);
         if (c->reference && desc->strict) {
             rc = err_set(e, ERR_UNSUPPORTED,
                          "%s: only the plain kernel takes it at batch bucket %d (%s); drop "
@@ -356,8 +393,9 @@ void gpu__linear_run(kern_dev *d, const kern_linear *pub, const float *x, int64_
                      float *y, int64_t ldy)
 {
     const gpu_linear *l = pub->own;
-    int b = kern_bucket(M);
-    if (M > 0) l->row[b]->run(gpu__of(d), l, b, x, ldx, M, y, ldy);
+    const int b = kern_bucket(M);
+    const gpu_linear_row *tuned = l->tuned[tuned_at(M)];
+    if (M > 0) (tuned ? tuned : l->row[b])->run(gpu__of(d), l, b, x, ldx, M, y, ldy);
 }
 
 void gpu__linear_unpack(const kern_linear *pub, float *out)

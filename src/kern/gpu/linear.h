@@ -13,6 +13,11 @@ typedef struct gpu_linear_row {
                 float *y, int64_t ldy);
 } gpu_linear_row;
 
+typedef struct gpu_tuned_key {
+    tuned_op row, plan; /* which row of the list; how its operator does it */
+    char row_format[24], plan_format[24];
+} gpu_tuned_key;
+
 typedef struct gpu_layout {
     const char *name;
     const gpu_linear_row *const *rows; /* in order, NULL ends */
@@ -23,6 +28,9 @@ typedef struct gpu_layout {
     void (*unpack)(gpu_dev *g, const gpu_linear *l, float *out); /* [N,K] to host memory */
     bool (*can_embed)(const gpu_linear *l);                      /* NULL = never */
     void (*embed)(gpu_dev *g, const gpu_linear *l, const int32_t *ids, int64_t T, gpu_x out);
+    /* What tables of plans (tuned.h) call it: its operators and formats there; false = they have
+     * no such linear. NULL = never. */
+    bool (*tuned)(const gpu_linear *l, gpu_tuned_key *out);
     /* What the input becomes, and a finer name of the layout. */
     void (*choice)(const gpu_linear *l, int bucket, kern_choice *out);
 } gpu_layout;
@@ -35,7 +43,8 @@ struct gpu_linear {
     gpu_dev *dev;
     const gpu_layout *layout;
     const gpu_linear_row *row[KERN_BUCKETS];
-    void *own; /* the layout's */
+    const gpu_linear_row *tuned[TUNED_ROWS]; /* go before it; NULL = the table has none */
+    void *own;                               /* the layout's */
     int64_t N, K;
     size_t bytes;
 };

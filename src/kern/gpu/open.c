@@ -112,6 +112,7 @@ int kern__gpu_open(kern_dev **out, const kern_opts *o, err *e)
     TRY(load_api(g, o->device, emulated, e));
     TRY(kern_open(&g->host, &host, e));
     TRY(open_device(g, o->device, e));
+    tuned_open(&g->tuned, &g->facts);
     snprintf(g->what, sizeof g->what, "%s (sm_%d, driver %s)", g->facts.name, g->facts.sm,
              g->facts.driver);
     g->pub.name = g->name;
@@ -151,6 +152,7 @@ void gpu__close(kern_dev *d)
     free(g->known);
     free(g->pool.mem);
     free(g->blocks);
+    tuned_free(&g->tuned);
     if (g->host) kern_close(g->host);
     if (g->lib) dlclose(g->lib);
     free(g);

@@ -459,6 +459,7 @@ static int make_part(gpu_dev *g, const kern_linear_desc *d, part *p, gpu_linear 
     void *mem = NULL, *dev = NULL;
     const char **bad = xcalloc((size_t)team_size(g->host->team), sizeof *bad);
     p->w_bytes = small_packed_bytes(p->format, p->N, gpu__packed_k(K));
+    if (!d->expert) tuned_plans_of_wide(&g->tuned, g->api, p->format, p->N, K, p->plan);
     const size_t total = whole(p->w_bytes) + (size_t)p->N * sizeof(float);
     TRY(settle_input(g, d, p, e));
     TRY(mem_alloc_huge(&mem, total, e));
@@ -584,6 +585,16 @@ static void packed_unpack(gpu_dev *g, const gpu_linear *l, float *out)
     }
 }
 
+static bool packed_tuned(const gpu_linear *l, gpu_tuned_key *out)
+{
+    const packed *p = l->own;
+    const char *format = tuned_format_of_packed(p->part[0].format);
+    *out = (gpu_tuned_key){.row = TUNED_OP_packed, .plan = TUNED_OP_wide};
+    snprintf(out->row_format, sizeof out->row_format, "%s", format);
+    snprintf(out->plan_format, sizeof out->plan_format, "%s", format);
+    return p->n == 1 && !p->expert;
+}
+
 static void packed_choice(const gpu_linear *l, int bucket, kern_choice *out)
 {
     static const char *const names[SMALL_FORMATS] = {
@@ -602,9 +613,11 @@ static void packed_choice(const gpu_linear *l, int bucket, kern_choice *out)
         [SMALL_NVFP4] = "packed nvfp4",
     };
     const packed *p = l->own;
-    (void)bucket;
     out->layout = names[p->part[0].format];
     snprintf(out->act, sizeof out->act, "%s", p->part[0].text);
+    if (bucket < 2 && !p->expert)
+        snprintf(out->plan, sizeof out->plan, "built in: %s",
+                 l->dev->api->small_entry(p->part[0].format, (int)l->K, bucket ? SMALL_MAX_M : 1));
 }
 
 /* ---- running ------------------------------------------------------------------------------------
@@ -684,7 +697,8 @@ static void push_wide(gpu_dev *g, const packed *own, const part *p, input in, in
                    .N = (int)p->N,
                    .K = (int)K,
                    .M = (int)M,
-                   .pdl = gpu__packed_early(g)};
+                   .pdl = gpu__packed_early(g),
+                   .plan = g->trial.wide.tokens ? g->trial.wide : p->plan[tuned_at(M)]};
     gpu__push(g, GPU_OP_wide, &c, sizeof c);
 }
 
@@ -795,4 +809,5 @@ const gpu_layout gpu__layout_packed = {.name = "packed",
                                        .make = packed_make,
                                        .drop = packed_drop,
                                        .unpack = packed_unpack,
+                                       .tuned = packed_tuned,
                                        .choice = packed_choice};

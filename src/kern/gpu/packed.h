@@ -18,8 +18,9 @@ typedef struct part { /* one product */
     small_format format;
     int shard0, shards;
     int64_t row0, N;
-    uint8_t *w; /* on the device, col behind it */
-    float *col; /* NULL = ones */
+    wide_plan plan[TUNED_ROWS]; /* zeros: the rule of wide */
+    uint8_t *w;                 /* on the device, col behind it */
+    float *col;                 /* NULL = ones */
     size_t w_bytes;
     int32_t *perm; /* host */
     becomes input;
