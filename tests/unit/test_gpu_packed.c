@@ -5,22 +5,29 @@
 #include "../diff/linear_fixture.h"
 #include "gpu_tested.h"
 #include "kern/gpu/linear.h"
+#include "kern/gpu/packed.h"
+#include "kern/linear.h"
 
 #define REL_F32  8e-6   /* of the magnitudes: 134 roundings of f32 in a row */
 #define REL_BF16 0x1p-8 /* where wide multiplies by weights rounded to bf16 */
 #define POISON   12288.0f
 #define WIDTH    1024 /* lanes come in multiples of this */
 
-enum { MOST_M = 600, MOST_K = 1024, MOST_N = 256 };
+enum { MOST_M = 600, LONG_M = 2050, MOST_K = 1024, MOST_N = 256 };
 
 static const char *device = "emulated";
 static kern_dev *dev;
 static float *numbers, *poison;             /* on the device */
-static float x_host[MOST_M * (MOST_K + 8)]; /* numbers here; row stride MOST_K + 8 */
+static float x_host[LONG_M * (MOST_K + 8)]; /* numbers here; row stride MOST_K + 8 */
 
 static float outlier(void)
 {
     return (float)(normal() * (uniform() < 0.01 ? 20 : 1));
+}
+
+static float bf16(float v)
+{
+    return num_bf16_to_f32(num_f32_to_bf16(v));
 }
 
 static void open_device(int64_t rows)
@@ -36,7 +43,7 @@ static void open_device(int64_t rows)
     poison = p;
     numbers = x_host;
     CHECK_OK(kern_constant(dev, &poison, WIDTH, &e));
-    CHECK_OK(kern_constant(dev, &numbers, MOST_M * (MOST_K + 8), &e));
+    CHECK_OK(kern_constant(dev, &numbers, LONG_M * (MOST_K + 8), &e));
     free(p);
 }
 
@@ -79,7 +86,7 @@ static void know_values(weights *w, bool bias)
     if (bias) {
         w->bias = xmalloc(sizeof(float) * (size_t)w->N);
         for (int64_t n = 0; n < w->N; n++)
-            w->bias[n] = outlier();
+            w->bias[n] = w->n % 2 ? bf16(outlier()) : outlier();
     }
 }
 static void drop_weights(weights *w)
@@ -151,11 +158,6 @@ static float *multiply(const kern_linear *l, const shape *s, int64_t K)
     return host;
 }
 
-static float bf16(float v)
-{
-    return num_bf16_to_f32(num_f32_to_bf16(v));
-}
-
 static bool agrees(kern_lanes_kind kind, float got, double want, double tol)
 {
     if (isnan(want) || isnan(got)) return isnan(want) && isnan(got);
@@ -182,10 +184,13 @@ static void input_row(const qtensor *q, const shape *s, int64_t m, float *x)
 
 static void check_product(const char *what, const kern_linear *l, const weights *w, const shape *s)
 {
-    const bool rounded = strcmp(device, "emulated") && s->M > 8;
-    const double rel = rounded ? REL_BF16 : REL_F32;
+    const int64_t before = gpu__of(dev)->launched[GPU_OP_unpack];
     static float x[MOST_K];
     float *got = multiply(l, s, w->K);
+    /* Weights that were unpacked are rounded here too; what wide rounds differs by format. */
+    const bool unpacked = gpu__of(dev)->launched[GPU_OP_unpack] > before;
+    const bool rounded = strcmp(device, "emulated") && s->M > 8 && !unpacked;
+    const double rel = rounded ? REL_BF16 : REL_F32;
     for (int64_t i = 0; i < (s->M + 2) * s->ldy; i++) {
         const int64_t m = i / s->ldy - 1, n = i % s->ldy;
         if (m < 0 || m >= s->M || n >= w->N) {
@@ -196,7 +201,8 @@ static void check_product(const char *what, const kern_linear *l, const weights 
         if (n == 0) input_row(&w->q[0], s, m, x);
         double want = w->bias ? (double)w->bias[n] : 0, mag = fabs(want);
         for (int64_t k = 0; k < w->K; k++) {
-            double t = (double)x[k] * (double)w->value[n * w->K + k];
+            const float v = w->value[n * w->K + k];
+            const double t = (double)x[k] * (double)(unpacked ? bf16(v) : v);
             want += t;
             mag += fabs((double)x[k] * (double)w->term[n * w->K + k]);
         }
@@ -214,12 +220,13 @@ static void check_products(const char *what, const kern_linear *l, const weights
 {
     const int64_t K = w->K, N = w->N;
     const shape shapes[] = {
-        {1, K, N, KERN_FLOW, KERN_FLOW},         {1, K + 3, N + 5, KERN_FLOW, KERN_STREAM},
-        {2, K + 8, N + 8, KERN_FLOW, KERN_FLOW}, {7, K, N + 1, KERN_FLOW, KERN_STREAM},
-        {8, K + 5, N, KERN_FLOW, KERN_FLOW},     {8, K, N, KERN_STREAM, KERN_STREAM},
-        {9, K, N, KERN_FLOW, KERN_FLOW},         {16, K + 8, N + 4, KERN_FLOW, KERN_STREAM},
-        {16, K, N + 3, KERN_FLOW, KERN_STREAM},  {33, K + 1, N + 8, KERN_FLOW, KERN_FLOW},
-        {64, K, N, KERN_STREAM, KERN_STREAM},    {65, K + 8, N, KERN_FLOW, KERN_STREAM},
+        {1, K, N, KERN_FLOW, KERN_FLOW},           {1, K + 3, N + 5, KERN_FLOW, KERN_STREAM},
+        {2, K + 8, N + 8, KERN_FLOW, KERN_FLOW},   {7, K, N + 1, KERN_FLOW, KERN_STREAM},
+        {8, K + 5, N, KERN_FLOW, KERN_FLOW},       {8, K, N, KERN_STREAM, KERN_STREAM},
+        {9, K, N, KERN_FLOW, KERN_FLOW},           {16, K + 8, N + 4, KERN_FLOW, KERN_STREAM},
+        {16, K, N + 3, KERN_FLOW, KERN_STREAM},    {33, K + 1, N + 8, KERN_FLOW, KERN_FLOW},
+        {64, K, N, KERN_STREAM, KERN_STREAM},      {65, K + 8, N, KERN_FLOW, KERN_STREAM},
+        {66, K + 16, N + 8, KERN_FLOW, KERN_FLOW},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         check_product(what, l, w, &shapes[i]);
@@ -228,7 +235,8 @@ static void check_products(const char *what, const kern_linear *l, const weights
 static void check_choice(const char *what, const kern_linear *l, const char *layout,
                          const char *act)
 {
-    static const char *const rows[] = {"cuda-small", "cuda-small", "cuda-wide", "cuda-wide"};
+    static const char *const rows[] = {"cuda-small", "cuda-small", "cuda-wide",
+                                       "cuda-wide-unpack-lt"};
     for (int b = 0; b < KERN_BUCKETS; b++) {
         const kern_choice *c = kern_linear_choice(l, b);
         if (strcmp(c->layout, layout) || strcmp(c->row, rows[b]))
@@ -287,6 +295,82 @@ static void test_formats(void **state)
             kern_linear_drop(dev, l);
             drop_weights(&w);
         }
+}
+
+/* What operator unpack makes is what the host unpacks, rounded to bf16 once, and nothing else is
+ * written. */
+static void check_unpack_op(const char *what, const kern_linear *l, const weights *w)
+{
+    gpu_dev *g = gpu__of(dev);
+    const struct gpu_linear *own = l->own;
+    const part *p = &((const packed *)own->own)->part[0];
+    const size_t n = (size_t)(w->N * w->K), guard = 64;
+    uint16_t *host = xmalloc((n + 2 * guard) * sizeof *host);
+    void *out = NULL;
+    err e = {0};
+    memset(host, 0xff, (n + 2 * guard) * sizeof *host);
+    CHECK_OK(gpu__keep(g, &out, host, (n + 2 * guard) * sizeof *host, &e));
+    gpu_unpack a = {.format = p->format,
+                    .w = p->w,
+                    .col_scale = p->col,
+                    .N = w->N,
+                    .K = w->K,
+                    .out = (uint16_t *)out + guard};
+    CHECK_OK(gpu__check(g, "unpack", g->api->launch[GPU_OP_unpack](&a, g->stream), &e));
+    CHECK_OK(gpu__check(g, "sync", g->api->sync(g->stream), &e));
+    g->api->download(host, out, (n + 2 * guard) * sizeof *host, g->stream);
+    CHECK_OK(gpu__check(g, "download", g->api->sync(g->stream), &e));
+    for (size_t i = 0; i < n + 2 * guard; i++) {
+        const bool inside = i >= guard && i < n + guard;
+        const uint16_t want = inside ? num_f32_to_bf16(w->value[i - guard]) : 0xffff;
+        if (host[i] == want) continue;
+        fail_msg("%s: number %lld is %#x, expected %#x", what, (long long)i - (long long)guard,
+                 host[i], want);
+    }
+    a.out = (uint16_t *)out + 1;
+    assert_non_null(strstr(g->api->launch[GPU_OP_unpack](&a, g->stream), "aligned"));
+    a.N = 24;
+    assert_non_null(strstr(g->api->launch[GPU_OP_unpack](&a, g->stream), "multiple of 16"));
+    free(host);
+}
+
+static void test_unpack_op(void **state)
+{
+    (void)state;
+    static const int64_t sizes[][2] = {{16, 128}, {48, 384}, {112, 640}};
+    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
+        for (size_t j = 0; j < sizeof sizes / sizeof *sizes; j++) {
+            if (strstr(formats[i].s.text, "g192") && j == 0) continue;
+            weights w = {0};
+            add_shard(&w, &formats[i].s, sizes[j][0], sizes[j][1]);
+            know_values(&w, false);
+            kern_linear *l = make(&w, KERN_ACT_AUTO, false);
+            check_unpack_op(formats[i].s.text, l, &w);
+            kern_linear_drop(dev, l);
+            drop_weights(&w);
+        }
+}
+
+/* Rows enough for cuBLASLt on every device; shards, a bias, y in a wider matrix. */
+static void test_long(void **state)
+{
+    (void)state;
+    const size_t some[] = {0, 1, 3, 9, 15, 19, 20, 21};
+    for (size_t i = 0; i < sizeof some / sizeof *some; i++) {
+        weights w = {0};
+        add_shard(&w, &formats[some[i]].s, 32, 256);
+        add_shard(&w, &formats[some[(i + 1) % 2]].s, 16, 256);
+        know_values(&w, i % 2);
+        kern_linear *l = make(&w, KERN_ACT_AUTO, false);
+        const shape s = {LONG_M, 256 + 16 * (int)(i % 2), 48 + 8 * (int)(i % 3), KERN_FLOW,
+                         i % 2 ? KERN_STREAM : KERN_FLOW};
+        const int64_t before = gpu__of(dev)->launched[GPU_OP_unpack];
+        check_product(formats[some[i]].s.text, l, &w, &s);
+        if (!strcmp(device, "emulated") || strstr(kern_linear_choice(l, 3)->row, "lt"))
+            assert_true(gpu__of(dev)->launched[GPU_OP_unpack] > before);
+        kern_linear_drop(dev, l);
+        drop_weights(&w);
+    }
 }
 
 /* Many rows, more than are rearranged at once. */
@@ -599,7 +683,7 @@ static void test_nan(void **state)
 static void test_launched(void **state)
 {
     (void)state;
-    static const gpu_op tested[] = {GPU_OP_small, GPU_OP_wide};
+    static const gpu_op tested[] = {GPU_OP_small, GPU_OP_wide, GPU_OP_unpack};
     GPU_TESTED(dev, tested);
 }
 
@@ -614,6 +698,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_formats),     cmocka_unit_test(test_many),
+        cmocka_unit_test(test_unpack_op),   cmocka_unit_test(test_long),
         cmocka_unit_test(test_pieces),      cmocka_unit_test(test_shards),
         cmocka_unit_test(test_arranged),    cmocka_unit_test(test_rules),
         cmocka_unit_test(test_left_out),    cmocka_unit_test(test_unequal_groups),
@@ -622,8 +707,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_launched), /* last */
     };
     if (argc > 1) device = argv[1];
-    for (int i = 0; i < MOST_M * (MOST_K + 8); i++)
+    for (int i = 0; i < LONG_M * (MOST_K + 8); i++)
         x_host[i] = outlier();
-    open_device(MOST_M);
+    open_device(LONG_M);
     return cmocka_run_group_tests(tests, NULL, close_all);
 }

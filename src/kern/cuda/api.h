@@ -371,6 +371,16 @@ typedef struct gpu_widen {
     void *out;
 } gpu_widen;
 
+/* out[n,k] = bf16(code * (scale * col_scale[n])): packed weights as rows. Both products are of f32,
+ * as where the host unpacks them; then each weight is rounded to bf16, once. */
+typedef struct gpu_unpack {
+    small_format format;
+    const void *w;          /* packed, N rows: a multiple of 16 */
+    const float *col_scale; /* [N] of small_pack; NULL = 1 */
+    int64_t N, K;           /* K in whole units of 128 */
+    void *out;              /* row stride K, aligned to 16 bytes */
+} gpu_unpack;
+
 /* ---- several devices --------------------------------------------------------------------------
  */
 typedef struct gpu_all_reduce { /* x := its sum over all devices of the group, n lanes */
@@ -416,6 +426,7 @@ typedef struct gpu_all_reduce { /* x := its sum over all devices of the group, n
     X(rope_store, gpu_rope_store)                                                                  \
     X(top, gpu_top)                                                                                \
     X(widen, gpu_widen)                                                                            \
+    X(unpack, gpu_unpack)                                                                          \
     X(small, small_call)                                                                           \
     X(wide, wide_call)                                                                             \
     X(small_experts, experts_call)                                                                 \

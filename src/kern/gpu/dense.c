@@ -16,12 +16,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include "kern/gpu/linear.h"
+#include "kern/gpu/lt.h"
 
-#define MOST_ROWS  4096               /* of a product by lt; more are cut */
-#define FEW_ROWS   32                 /* up to which `rows` is the faster one */
-#define WIDE_BYTES ((size_t)64 << 20) /* of a weight widened at a time */
-#define BLOCK      128                /* rows and columns of a block scale; columns of an input's */
-#define UNPACK     ((size_t)16 << 20)
+#define MOST_ROWS LT_MOST_ROWS /* of a product by lt; more are cut */
+#define FEW_ROWS  32           /* up to which `rows` is the faster one */
+#define BLOCK     128          /* rows and columns of a block scale; columns of an input's */
+#define UNPACK    ((size_t)16 << 20)
 
 typedef struct dense_act { /* what becomes of the input */
     bool quant;
@@ -50,22 +50,11 @@ typedef struct dense {
     bool embeds;
 } dense;
 
-struct gpu_dense { /* of a device */
-    lt *lt;
-    bool asked;
-    char why[256]; /* there is no lt */
-    struct planned {
-        lt_kind kind;
-        int64_t N, K;
-        bool bias;
-    } * planned;
-    int n_planned;
+struct gpu_dense {  /* of a device */
     uint8_t *codes; /* inputs as codes or as bf16 */
     size_t codes_bytes;
     float *scales;
     int64_t rows, k; /* most of them that there is room for */
-    void *wide;
-    size_t wide_bytes, wide_need;
 };
 
 static struct gpu_dense *room_of(gpu_dev *g)
@@ -197,30 +186,9 @@ static void cut(const kern_linear_desc *d, dense *o, int of[KERN_MAX_SHARDS])
 /* ---- cuBLASLt -----------------------------------------------------------------------------------
  */
 
-static const char *lt_of(gpu_dev *g, lt **out)
-{
-    struct gpu_dense *r = room_of(g);
-    if (!r->asked) {
-        const char *why = g->api->lt_open(&r->lt, 0);
-        r->asked = true;
-        if (why) snprintf(r->why, sizeof r->why, "%s", why);
-    }
-    *out = r->lt;
-    return r->lt ? NULL : r->why;
-}
-
 static bool widens(const dense_part *p)
 {
     return p->format != ROWS_BF16 && !p->act.quant;
-}
-
-/* Rows of a weight that are widened at a time; few of them in tests. */
-static int64_t wide_rows(const gpu_dev *g, const dense_part *p, int64_t K)
-{
-    const size_t bytes = g->facts.emulated ? WIDE_BYTES >> 10 : WIDE_BYTES;
-    int64_t n = (int64_t)(bytes / 2) / K / 256 * 256;
-    if (n < 256) n = 256;
-    return n < p->N ? n : p->N;
 }
 
 static lt_call call_of(const dense_part *p, int64_t K)
@@ -237,40 +205,12 @@ static lt_call call_of(const dense_part *p, int64_t K)
     return c;
 }
 
-static const char *plan_shape(gpu_dev *g, lt *l, lt_call c, bool bias)
+static const char *plan_part(gpu_dev *g, const dense_part *p, int64_t K, bool bias)
 {
-    static const int64_t sizes[] = {64, 128, 256, 512, 1024, 2048, MOST_ROWS};
-    static const float some = 0;
-    struct gpu_dense *r = g->dense;
-    for (int i = 0; i < r->n_planned; i++) {
-        const struct planned *p = &r->planned[i];
-        if (p->kind == c.kind && p->N == c.N && p->K == c.K && p->bias == bias) return NULL;
-    }
-    for (int form = 0; form < (bias ? 3 : 2); form++)
-        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-            c.y_bf16 = form > 0;
-            c.bias_bf16 = form == 2 ? &some : NULL;
-            c.M = sizes[i];
-            const char *why = g->api->lt_plan(l, &c, false);
-            if (why) return why;
-        }
-    r->planned = xrealloc(r->planned, sizeof *r->planned * (size_t)(r->n_planned + 1));
-    r->planned[r->n_planned++] = (struct planned){c.kind, c.N, c.K, bias};
-    return NULL;
-}
-
-/* Algorithms for a part, looked for here because nothing may be while a step runs. */
-static const char *plan_part(gpu_dev *g, lt *l, const dense_part *p, int64_t K, bool bias)
-{
-    lt_call c = call_of(p, K);
+    const lt_call c = call_of(p, K);
     if (c.kind == LT_FP8_BLOCK && p->act.group != BLOCK)
         return "block scales and an input with a scale a row";
-    if (!widens(p)) return plan_shape(g, l, c, bias);
-    const int64_t rows = wide_rows(g, p, K), rest = p->N % rows;
-    c.N = rows;
-    const char *why = plan_shape(g, l, c, bias);
-    c.N = rest;
-    return why || !rest ? why : plan_shape(g, l, c, bias);
+    return widens(p) ? gpu__lt_plan_pieces(g, p->N, K, bias) : gpu__lt_plan(g, &c, bias);
 }
 
 /* ---- rows of the list ---------------------------------------------------------------------------
@@ -285,13 +225,12 @@ static const char *few_refuse(const gpu_dev *g, const kern_linear_desc *d, int b
 static const char *lt_can(const gpu_dev *dev, const kern_linear_desc *d)
 {
     gpu_dev *g = gpu__of(&dev->pub);
-    lt *l = NULL;
     dense o = {0};
     int of[KERN_MAX_SHARDS];
-    const char *why = lt_of(g, &l);
+    const char *why = NULL;
     cut(d, &o, of);
     for (int i = 0; i < o.n && !why; i++)
-        why = plan_part(g, l, &o.part[i], d->shard[0]->K, d->bias != NULL);
+        why = plan_part(g, &o.part[i], d->shard[0]->K, d->bias != NULL);
     return why;
 }
 
@@ -393,20 +332,10 @@ static int make_scales(gpu_dev *g, dense_part *p, const kern_linear_desc *d, con
 
 static int make_bias(gpu_dev *g, dense_part *p, const float *bias, err *e)
 {
-    int rc = 0;
-    bool exact = true;
     void *mem = NULL;
-    uint16_t *h = xmalloc((size_t)p->N * sizeof *h);
-    for (int64_t n = 0; n < p->N; n++) {
-        h[n] = num_f32_to_bf16(bias[n]);
-        exact = exact && num_bf16_to_f32(h[n]) == bias[n];
-    }
-    TRY(gpu__keep(g, &mem, bias, (size_t)p->N * sizeof *bias, e));
+    int rc = gpu__keep(g, &mem, bias, (size_t)p->N * sizeof *bias, e);
     p->bias = mem;
-    if (exact) TRY(gpu__keep(g, &p->bias_bf16, h, (size_t)p->N * sizeof *h, e));
-out:
-    free(h);
-    return rc;
+    return rc < 0 ? rc : gpu__lt_bias(g, bias, p->N, &p->bias_bf16, e);
 }
 
 static int make_part(gpu_dev *g, dense_part *p, const kern_linear_desc *d, const int *of, int part,
@@ -414,7 +343,7 @@ static int make_part(gpu_dev *g, dense_part *p, const kern_linear_desc *d, const
 {
     int rc = 0;
     const size_t row = (size_t)l->K * element(p->format);
-    struct gpu_dense *r = room_of(g);
+    room_of(g);
     TRY(gpu__device_alloc(g, &p->w, row * (size_t)p->N + 64, e));
     char *at = p->w;
     for (int i = 0; i < d->n_shards; i++) {
@@ -433,10 +362,7 @@ static int make_part(gpu_dev *g, dense_part *p, const kern_linear_desc *d, const
     TRY(make_scales(g, p, d, of, part, l, e));
     tuned_plans_of_rows(&g->tuned, g->api, p->format, p->scales == ROWS_BLOCK, p->N, l->K, p->plan);
     if (d->bias) TRY(make_bias(g, p, d->bias + p->row0, e));
-    if (widens(p)) {
-        const size_t need = (size_t)(wide_rows(g, p, l->K) * l->K) * 2;
-        if (need > r->wide_need) r->wide_need = need;
-    }
+    if (widens(p)) gpu__lt_need_pieces(g, p->N, l->K);
 out:
     return rc;
 }
@@ -596,10 +522,17 @@ static void rows_part(gpu_dev *g, const dense_part *p, const dense_in *in, int64
     gpu__push(g, GPU_OP_rows, &c, sizeof c);
 }
 
+static bool widens_some(const dense *o)
+{
+    for (int i = 0; i < o->n; i++)
+        if (widens(&o->part[i])) return true;
+    return false;
+}
+
 static bool has_room(gpu_dev *g, const gpu_linear *l)
 {
     const struct gpu_dense *r = g->dense;
-    if (r->codes && r->k >= l->K && r->wide_bytes >= r->wide_need) return true;
+    if (r->codes && r->k >= l->K && (!widens_some(l->own) || gpu__lt_piece(g))) return true;
     gpu__fail(g, "no room was reserved for inputs of %lld columns (kern_reserve)", (long long)l->K);
     return false;
 }
@@ -635,16 +568,10 @@ static void dense_rows(gpu_dev *g, const gpu_linear *l, int bucket, const float 
         run_rows(g, l, x + m * ldx, ldx, M - m < ROWS_MAX_M ? M - m : ROWS_MAX_M, y + m * ldy, ldy);
 }
 
-static void push_lt(gpu_dev *g, const lt_call *c)
-{
-    gpu_lt a = {g->dense->lt, *c};
-    gpu__push(g, GPU_OP_lt, &a, sizeof a);
-}
-
 /* A weight that is not in bf16, some rows of it after the other. */
 static void lt_widened(gpu_dev *g, const dense_part *p, int64_t K, lt_call c)
 {
-    const int64_t step = wide_rows(g, p, K), size = c.y_bf16 ? 2 : 4;
+    const int64_t step = gpu__lt_piece_rows(g, p->N, K), size = c.y_bf16 ? 2 : 4;
     char *y = c.y;
     for (int64_t n = 0; n < p->N; n += step) {
         gpu_widen a = {.w = (const uint8_t *)p->w + n * K,
@@ -654,14 +581,14 @@ static void lt_widened(gpu_dev *g, const dense_part *p, int64_t K, lt_call c)
                        .row0 = n,
                        .N = p->N - n < step ? p->N - n : step,
                        .K = K,
-                       .out = g->dense->wide};
+                       .out = gpu__lt_piece(g)};
         gpu__push(g, GPU_OP_widen, &a, sizeof a);
         c.N = a.N;
-        c.w = g->dense->wide;
+        c.w = a.out;
         c.y = y + n * size;
         c.bias = p->bias ? p->bias + n : NULL;
         c.bias_bf16 = p->bias_bf16 ? (const uint16_t *)p->bias_bf16 + n : NULL;
-        push_lt(g, &c);
+        gpu__lt_push(g, &c);
     }
 }
 
@@ -684,7 +611,7 @@ static void lt_part(gpu_dev *g, const gpu_linear *l, const dense_part *p, const 
     }
     c.w = p->w;
     c.w_scale = p->lt_scale;
-    push_lt(g, &c);
+    gpu__lt_push(g, &c);
 }
 
 /* Whether the rows of every part of y are aligned. */
@@ -807,20 +734,12 @@ int gpu__dense_reserve(gpu_dev *g, int64_t max_rows, int64_t max_k, err *e)
         r->k = k;
         g->pub.scratch_bytes += codes + scales;
     }
-    if (r->wide_need > r->wide_bytes) {
-        TRY(gpu__keep(g, &r->wide, NULL, r->wide_need, e));
-        r->wide_bytes = r->wide_need;
-        g->pub.scratch_bytes += r->wide_need;
-    }
 out:
     return rc;
 }
 
 void gpu__dense_close(gpu_dev *g)
 {
-    if (!g->dense) return;
-    if (g->dense->lt) g->api->lt_close(g->dense->lt);
-    free(g->dense->planned);
     free(g->dense);
     g->dense = NULL;
 }

@@ -109,6 +109,7 @@ typedef struct gpu_dev {
     } trial;
     const struct gpu_layout *only; /* tests: beside it, only the last layout is asked */
     struct gpu_dense *dense;       /* dense.c; NULL without such linears */
+    struct gpu_lt_room *lt;        /* lt.c; NULL where nobody has asked for it */
     void *attention_work;
     struct gpu_top_room { /* gpu__reserve_top */
         void *work, *out;

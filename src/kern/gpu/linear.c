@@ -8,6 +8,7 @@
  * A product of more than ACT_ROWS rows of the plain kernels is cut into pieces, for the sake of the
  * room that the treated input takes. */
 #include "kern/gpu/linear.h"
+#include "kern/gpu/lt.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -571,6 +572,7 @@ int gpu__reserve(kern_dev *d, int64_t max_rows, int64_t max_k, int64_t max_n, er
     g->act_scratch = mem;
     g->pub.scratch_bytes += need * sizeof(float);
     rc = gpu__dense_reserve(g, max_rows, max_k, e);
+    if (rc >= 0) rc = gpu__lt_reserve(g, e);
     if (rc >= 0) rc = gpu__packed_experts_reserve(g, max_rows, e);
     return rc < 0 ? rc : gpu__packed_reserve(g, max_rows, e);
 }

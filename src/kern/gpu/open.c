@@ -2,6 +2,7 @@
  * device is bound, and what every step needs is allocated. "emulated" takes the other build of the
  * plain kernels, which runs on the CPU: for tests, hundreds of times slower. */
 #include "kern/gpu/linear.h"
+#include "kern/gpu/lt.h"
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -140,6 +141,7 @@ void gpu__close(kern_dev *d)
         }
         gpu__step_free(g, &g->step);
         gpu__dense_close(g);
+        gpu__lt_close(g);
         for (int i = 0; i < g->pool.n; i++)
             g->api->free(g->pool.mem[i]);
         if (g->clipped) g->api->free(g->clipped);

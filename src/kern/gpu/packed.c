@@ -1,6 +1,8 @@
-/* The layout "packed": weights in the formats of cuda/format.cuh, of which one copy serves both
- * small (up to 8 rows) and wide (more). Inputs are bf16; a linear whose input bf16 does not hold
- * goes to another layout, and so does one whose scales the format does not hold to the last digit.
+/* The layout "packed": weights in the formats of cuda/format.cuh, of which one copy serves small
+ * (up to 8 rows), wide (more), and cuBLASLt (many), for which pieces of it become rows of bf16
+ * first: a weight is rounded to bf16 there, where small and wide may keep its scale for the sums.
+ * Inputs are bf16; a linear whose input bf16 does not hold goes to another layout, and so does one
+ * whose scales the format does not hold to the last digit.
  *
  * Neighbouring shards of the same format and input lie behind one another and are one product. The
  * scale of a whole row is its col_scale; scales of groups that are a multiple of the format's are
@@ -9,10 +11,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "kern/gpu/lt.h"
 #include "kern/gpu/packed.h"
 
 #define MOST_ROWS 4096 /* of one product of wide */
 #define COPY_ROWS 512  /* of an input that is rearranged */
+#define LT_ROWS   2048 /* from which unpacking and cuBLASLt are faster than wide */
 
 /* ---- which format -------------------------------------------------------------------------------
  */
@@ -521,6 +525,30 @@ static int make_room(gpu_dev *g, int64_t k, err *e)
     return 0;
 }
 
+/* Why there is no product by cuBLASLt; NULL = there is. */
+static const char *lt_can(const gpu_dev *dev, const kern_linear_desc *d)
+{
+    gpu_dev *g = gpu__of(&dev->pub);
+    packed p;
+    if (d->expert) return "an expert";
+    if (!g->api->launch[GPU_OP_unpack] || !g->api->launch[GPU_OP_lt]) return "not in the plug-in";
+    const char *why = plan(d, true, &p);
+    for (int i = 0; i < p.n && !why; i++)
+        why = gpu__lt_plan_pieces(g, p.part[i].N, d->shard[0]->K, d->bias != NULL);
+    return why;
+}
+
+static int make_pieces(gpu_dev *g, const kern_linear_desc *d, packed *p, err *e)
+{
+    int64_t N = 0;
+    for (int i = 0; i < p->n; i++) {
+        gpu__lt_need_pieces(g, p->part[i].N, d->shard[0]->K);
+        N += p->part[i].N;
+    }
+    int rc = d->bias ? gpu__lt_bias(g, d->bias, N, &p->bias_bf16, e) : 0;
+    return rc < 0 || !g->packed.rows ? rc : gpu__lt_reserve(g, e);
+}
+
 /* ---- the layout ---------------------------------------------------------------------------------
  */
 
@@ -539,6 +567,7 @@ static int packed_make(gpu_dev *g, const kern_linear_desc *d, gpu_linear *l, err
     if (d->bias) TRY(gpu__keep(g, &bias, d->bias, sizeof(float) * (size_t)l->N, e));
     p->bias = bias;
     if (!d->expert) TRY(make_room(g, l->K, e));
+    if (!lt_can(g, d)) TRY(make_pieces(g, d, p, e));
 out:
     return rc;
 }
@@ -723,15 +752,67 @@ static void run_part(gpu_dev *g, const gpu_linear *l, const part *p, const float
     }
 }
 
+static bool has_room(gpu_dev *g, const gpu_linear *l)
+{
+    if (g->packed.work && g->packed.k >= l->K) return true;
+    gpu__fail(g, "a product of packed weights before kern_reserve");
+    return false;
+}
+
+static bool is_aligned(gpu_x x, int64_t ld)
+{
+    return (uintptr_t)x.p % 16 == 0 && ld * (x.type == GPU_BF16 ? 2 : 4) % 16 == 0;
+}
+
+/* Unpacks one piece after the other; each is multiplied into its columns of y. */
+static void run_pieces(gpu_dev *g, const gpu_linear *l, const part *p, gpu_x x, int64_t ldx,
+                       int64_t M, gpu_x y, int64_t ldy)
+{
+    const packed *own = l->own;
+    const uint16_t *bias_bf16 = own->bias_bf16;
+    const int64_t step = gpu__lt_piece_rows(g, p->N, l->K), lane = y.type == GPU_BF16 ? 2 : 4;
+    for (int64_t n = 0; n < p->N; n += step) {
+        const gpu_unpack u = {.format = p->format,
+                              .w = p->w + small_packed_bytes(p->format, n, l->K),
+                              .col_scale = p->col + n,
+                              .N = p->N - n < step ? p->N - n : step,
+                              .K = l->K,
+                              .out = gpu__lt_piece(g)};
+        const lt_call c = {.kind = LT_BF16,
+                           .y_bf16 = y.type == GPU_BF16,
+                           .M = M,
+                           .N = u.N,
+                           .K = l->K,
+                           .w = u.out,
+                           .x = x.p,
+                           .bias = own->bias ? own->bias + p->row0 + n : NULL,
+                           .bias_bf16 = bias_bf16 ? bias_bf16 + p->row0 + n : NULL,
+                           .y = (char *)y.p + n * lane,
+                           .ldx = ldx,
+                           .ldy = ldy};
+        gpu__push(g, GPU_OP_unpack, &u, sizeof u);
+        gpu__lt_push(g, &c);
+    }
+}
+
+/* Inputs that have to be copied first, for which there is room in pieces only, or that leave a
+ * factor of rows, and lanes that do not lie as the library wants them, stay with wide. */
+static bool run_part_lt(gpu_dev *g, const gpu_linear *l, const part *p, const float *x, int64_t ldx,
+                        int64_t M, float *y, int64_t ldy)
+{
+    const gpu_x in = gpu__x(g, x), out = gpu__x(g, y + p->row0);
+    if (p->input != AS_IT_IS || in.type != GPU_BF16 || ldx % 16 || !is_aligned(in, ldx) ||
+        !is_aligned(out, ldy) || !gpu__lt_piece(g))
+        return false;
+    run_pieces(g, l, p, in, ldx, M, out, ldy);
+    return true;
+}
+
 static void run(gpu_dev *g, const gpu_linear *l, const float *x, int64_t ldx, int64_t M, float *y,
                 int64_t ldy, bool wide)
 {
     const packed *p = l->own;
-    if (!g->packed.work || g->packed.k < l->K) {
-        gpu__fail(g, "a product of packed weights before kern_reserve");
-        return;
-    }
-    for (int i = 0; i < p->n; i++)
+    for (int i = 0; i < p->n && has_room(g, l); i++)
         run_part(g, l, &p->part[i], x, ldx, M, y, ldy, wide);
 }
 
@@ -746,6 +827,24 @@ static void run_wide(gpu_dev *g, const gpu_linear *l, int bucket, const float *x
 {
     (void)bucket;
     run(g, l, x, ldx, M, y, ldy, true);
+}
+
+static void run_lt(gpu_dev *g, const gpu_linear *l, int bucket, const float *x, int64_t ldx,
+                   int64_t M, float *y, int64_t ldy)
+{
+    const packed *p = l->own;
+    (void)bucket;
+    if (!has_room(g, l)) return;
+    for (int i = 0; i < p->n; i++)
+        if (!run_part_lt(g, l, &p->part[i], x, ldx, M, y, ldy))
+            run_part(g, l, &p->part[i], x, ldx, M, y, ldy, true);
+}
+/* Tests have few rows. */
+static void run_wide_lt(gpu_dev *g, const gpu_linear *l, int bucket, const float *x, int64_t ldx,
+                        int64_t M, float *y, int64_t ldy)
+{
+    const int64_t from = g->facts.emulated ? LT_ROWS / 32 : LT_ROWS;
+    (M >= from ? run_lt : run_wide)(g, l, bucket, x, ldx, M, y, ldy);
 }
 
 static const char *no_small(const gpu_dev *g, const kern_linear_desc *d)
@@ -796,12 +895,21 @@ static const char *wide_refuse(const gpu_dev *g, const kern_linear_desc *d, int 
     return why;
 }
 
+static const char *lt_refuse(const gpu_dev *g, const kern_linear_desc *d, int bucket)
+{
+    if (bucket < KERN_BUCKETS - 1) return "at most 64 rows";
+    const char *why = wide_refuse(g, d, bucket);
+    return why ? why : lt_can(g, d);
+}
+
 static const gpu_linear_row row_small = {"cuda-small", small_refuse, run_small};
+static const gpu_linear_row row_wide_lt = {"cuda-wide-unpack-lt", lt_refuse, run_wide_lt};
 static const gpu_linear_row row_wide = {"cuda-wide", wide_refuse, run_wide};
+static const gpu_linear_row row_lt = {"cuda-unpack-lt", lt_refuse, run_lt};
 static const gpu_linear_row row_pieces = {"cuda-small-by-8", pieces_refuse, run_small};
 static const gpu_linear_row row_experts = {"cuda-experts", experts_refuse, run_alone};
-static const gpu_linear_row *const rows[] = {&row_small, &row_wide, &row_pieces, &row_experts,
-                                             NULL};
+static const gpu_linear_row *const rows[] = {&row_small,  &row_wide_lt, &row_wide, &row_lt,
+                                             &row_pieces, &row_experts, NULL};
 
 const gpu_layout gpu__layout_packed = {.name = "packed",
                                        .rows = rows,

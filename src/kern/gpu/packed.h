@@ -35,6 +35,7 @@ typedef struct packed {
     bool expert; /* its weights are the device's for good */
     part part[KERN_MAX_SHARDS];
     float *bias;
+    void *bias_bf16; /* NULL where bf16 does not hold it */
 } packed;
 
 /* Columns as they are packed: those of experts may be half a unit more, which count nothing. */

@@ -185,6 +185,12 @@ static void describe(const gpu_step *s, const gpu_rec *r, kern_op_time *t)
         rows_of(t, a->N, a->K, 3);
         break;
     }
+    case GPU_OP_unpack: {
+        const gpu_unpack *a = args;
+        const double cells = (double)a->N * (double)a->K;
+        rows_of(t, a->N, a->K, 2 + (double)small_packed_bytes(a->format, a->N, a->K) / cells);
+        break;
+    }
     default:
         break;
     }
