@@ -50,7 +50,7 @@ tests: $(UNIT_BIN) $(BUILD)/libtare-emulated.so
 
 # Plain GPU kernels as C++ for the CPU (kern/cuda/emulate.h): the plug-in that tests of the GPU open.
 EMU_SRCS := $(sort $(wildcard src/kern/cuda/plain_*.cu)) src/kern/cuda/prefill.cu src/kern/cuda/table.cu src/kern/cuda/comm.cu src/kern/cuda/emulate.cc
-EMU_SRCS += src/kern/cuda/attention.cu src/kern/cuda/decode.cu
+EMU_SRCS += src/kern/cuda/attention.cu src/kern/cuda/decode.cu src/kern/cuda/prefill90.cu
 EMU_OBJS := $(patsubst src/%,$(BUILD)/emulated/%.o,$(EMU_SRCS))
 EMU_FLAGS = -std=c++17 -DTARE_EMULATED -Isrc -fPIC -fvisibility=hidden -ffp-contract=off -O2 -g \
             -pthread -Wall -Wextra -Wno-unknown-pragmas -Werror $(EMU_ALIGNED)

@@ -7,14 +7,15 @@
 #include "kern/cuda/kv_place.h"
 #include "kern/cuda/plain_attention.h"
 #include "kern/cuda/prefill.h"
+#include "kern/cuda/prefill90.h"
 #include "kern/ops.h"
 
 #define MAX_SEQS 40
 typedef const char *refuse_fn(const gpu_attention *a);
 typedef const char *prefill_fn(const gpu_attention *a, int least, void *stream);
 typedef const char *decode_fn(const gpu_attention *a, void *stream);
-static refuse_fn *prefill_refuses, *decode_refuses;
-static prefill_fn *prefill_runs;
+static refuse_fn *prefill_refuses, *prefill90_refuses, *decode_refuses;
+static prefill_fn *prefill_runs, *prefill90_runs;
 static decode_fn *decode_runs;
 
 typedef struct span {
@@ -267,6 +268,16 @@ static const attn_case one_row[] = {
     {"one fp8 96", 2, 1, 96, KV_FP8_E4M3, GPU_F32, GPU_F32, 100, 0, false, false, {{1, 366}, {1, 40}}, 2},
     {"one fp8 256 softcap", 2, 1, 256, KV_FP8_E4M3, GPU_BF16, GPU_F32, 0, 2, false, true, {{1, 170}}, 1},
 };
+/* For tiles of 128 rows and 128 keys: more of either, ends at many places of a page. */
+static const attn_case many_tiles[] = {
+    {"tiles bf16", 8, 2, 128, KV_BF16, GPU_BF16, GPU_BF16, 0, 0, false, false, {{150, 150}, {40, 700}, {0, 0}, {33, 65}, {2, 513}}, 5},
+    {"tiles bf16, one head a group", 2, 2, 128, KV_BF16, GPU_F32, GPU_F32, 0, 0, false, false, {{300, 300}, {130, 257}, {5, 128}}, 3},
+    {"tiles bf16, seven a group", 7, 1, 128, KV_BF16, GPU_BF16, GPU_F32, 0, 0, true, false, {{90, 411}, {31, 31}}, 2},
+    {"tiles bf16 64", 6, 2, 64, KV_BF16, GPU_BF16, GPU_F32, 0, 0, false, false, {{140, 398}, {64, 64}, {3, 290}}, 3},
+    {"tiles fp8", 8, 2, 128, KV_FP8_E4M3, GPU_BF16, GPU_BF16, 0, 0, false, true, {{150, 150}, {40, 700}, {0, 0}, {33, 65}, {2, 513}}, 5},
+    {"tiles fp8, two a group", 2, 1, 128, KV_FP8_E4M3, GPU_F32, GPU_F32, 0, 0, true, false, {{200, 200}, {130, 257}, {5, 128}}, 3},
+    {"tiles fp8 64", 6, 2, 64, KV_FP8_E4M3, GPU_BF16, GPU_F32, 0, 0, false, true, {{140, 398}, {64, 64}, {3, 290}}, 3},
+};
 static const attn_case mixed_rows[] = {
     {"mixed bf16", 8, 2, 128, KV_BF16, GPU_BF16, GPU_BF16, 0, 0, false, false, {{1, 700}, {5, 5}, {0, 0}, {1, 33}, {40, 129}, {2, 2}}, 6},
     {"mixed fp8, window", 6, 2, 64, KV_FP8_E4M3, GPU_F32, GPU_F32, 50, 0, true, true, {{70, 200}, {1, 33}, {1, 300}}, 3},
@@ -289,6 +300,28 @@ static void prefill(void **state)
         step s = make(&mixed_rows[i]);
         check(&s, 2, 1 << 30, prefill_runs(&s.gpu, 2, gpu.stream));
     }
+}
+
+/* The same on wgmma, where it is made for them. */
+static void prefill90_of(const attn_case *c, size_t n, int least, size_t want)
+{
+    size_t taken = 0;
+    for (size_t i = 0; i < n; i++) {
+        step s = make(&c[i]);
+        const char *no = prefill90_refuses(&s.gpu);
+        if (no)
+            gpu_drop_all();
+        else
+            check(&s, least, 1 << 30, prefill90_runs(&s.gpu, least, gpu.stream)), taken++;
+    }
+    assert_int_equal(taken, want);
+}
+static void prefill90(void **state)
+{
+    (void)state;
+    prefill90_of(many_tiles, N_OF(many_tiles), 1, N_OF(many_tiles));
+    prefill90_of(many_rows, N_OF(many_rows), 1, 6);
+    prefill90_of(mixed_rows, 1, 2, 1);
 }
 
 static void decode(void **state)
@@ -316,6 +349,7 @@ static void operator_of(void **state)
 {
     (void)state;
     chosen(many_rows, N_OF(many_rows));
+    chosen(many_tiles, N_OF(many_tiles));
     chosen(one_row, N_OF(one_row));
     chosen(mixed_rows, N_OF(mixed_rows));
 }
@@ -332,12 +366,14 @@ static void *symbol(const char *name)
 
 int main(int argc, char **argv)
 {
-    static const struct CMUnitTest tests[] = {GPU_TEST(prefill), GPU_TEST(decode),
-                                              GPU_TEST(operator_of)};
+    static const struct CMUnitTest tests[] = {GPU_TEST(prefill), GPU_TEST(prefill90),
+                                              GPU_TEST(decode), GPU_TEST(operator_of)};
     static const gpu_op tested[] = {GPU_OP_attention};
     gpu_begin(argc, argv);
     *(void **)&prefill_refuses = symbol("prefill_refuse");
     *(void **)&prefill_runs = symbol("prefill_run");
+    *(void **)&prefill90_refuses = symbol("prefill90_refuse");
+    *(void **)&prefill90_runs = symbol("prefill90_run");
     *(void **)&decode_refuses = symbol("decode_refuse");
     *(void **)&decode_runs = symbol("decode_run");
     return gpu_end(cmocka_run_group_tests(tests, NULL, NULL), tested, 1);

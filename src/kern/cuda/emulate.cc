@@ -52,6 +52,11 @@ typedef struct machine { /* the one device; in the hands of whoever holds `busy`
     int head, waiting_in_queue;
     fiber *self;
     int n, started, ended, at_barrier;
+    int yields; /* since a thread has last done anything else */
+    struct {
+        int come;
+        unsigned phase;
+    } named[16];
     bool backwards;
     unsigned launches;
     void (*body)(void *ctx);
@@ -222,7 +227,8 @@ static void runner(void)
 
 static void run_block(machine *m)
 {
-    m->started = m->ended = m->at_barrier = 0;
+    m->started = m->ended = m->at_barrier = m->yields = 0;
+    memset(m->named, 0, sizeof m->named);
     emu_switch(&m->main_sp, fresh(m));
 }
 
@@ -248,6 +254,29 @@ void emu_sync_block(const char *file, int line)
     self->at = RUNNING;
 }
 
+void emu_yield(void)
+{
+    machine *m = &the_machine;
+    fiber *self = m->self;
+    if (m->yields++ > 100 * MAX_THREADS) emu_die("%s: every thread waits for another", m->kernel);
+    make_ready(m, self);
+    emu_switch(&self->sp, m->started < m->n ? fresh(m) : next_ready(m)->sp);
+    m->self = self;
+    threadIdx = self->id;
+}
+
+void emu_named(int which, int threads, bool wait)
+{
+    machine *m = &the_machine;
+    if (which < 1 || which > 15) emu_die("%s: named barrier %d", m->kernel, which);
+    const unsigned phase = m->named[which].phase;
+    m->yields = 0;
+    if (++m->named[which].come > threads) emu_die("%s: barrier %d overrun", m->kernel, which);
+    if (m->named[which].come == threads) m->named[which].come = 0, m->named[which].phase++;
+    while (wait && m->named[which].phase == phase)
+        emu_yield();
+}
+
 int emu_lane_id(void)
 {
     return (int)(the_machine.self - the_machine.threads) % 32;
@@ -263,6 +292,7 @@ void emu_warp(unsigned mask, emu_warp_op *op, const void *in, void *out, int64_t
     warp *w = &m->warps[index / 32];
     if (!(mask >> me & 1)) emu_die("%s:%d: mask %08x lacks lane %d itself", file, line, mask, me);
     w->lanes[me] = emu_lane{in, out, arg};
+    m->yields = 0;
     self->at = AT_WARP;
     self->file = file;
     self->line = line;

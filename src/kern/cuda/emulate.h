@@ -65,6 +65,11 @@ typedef void emu_warp_op(const emu_lane *lanes, unsigned mask);
 EMU_PRIVATE void emu_warp(unsigned mask, emu_warp_op *op, const void *in, void *out, int64_t arg,
                           const char *file, int line);
 EMU_PRIVATE int emu_lane_id(void);
+/* Lets the other threads of the block run: of whoever waits for what one of them will write. Ends
+ * the process where nothing else happens any more. */
+EMU_PRIVATE void emu_yield(void);
+/* A named barrier (1 to 15): `threads` come, those with `wait` go on when all have. */
+EMU_PRIVATE void emu_named(int which, int threads, bool wait);
 [[noreturn]] EMU_PRIVATE void emu_die(const char *format, ...)
     __attribute__((format(printf, 1, 2)));
 

@@ -83,13 +83,13 @@ static __device__ __forceinline__ void prefill_leave(const prefill_state<D, M> &
                               __float_as_uint(st.sum[2 * m]), __float_as_uint(st.sum[2 * m + 1])));
 }
 
-/* The tile of this block, of sequences with `least` rows or more; rows 0 where there are fewer. A
- * whole warp. */
+/* Tile number `tile` of sequences with `least` rows or more; rows 0 where there are fewer. A whole
+ * warp. */
 static __device__ __forceinline__ void prefill_find(const gpu_attention &a, int least,
-                                                    int tile_rows, prefill_tile *t)
+                                                    int tile_rows, int tile, prefill_tile *t)
 {
     const int lane_id = (int)threadIdx.x % 32, G = a.H / a.kv.Hk;
-    int index = (int)blockIdx.x / a.kv.Hk;
+    int index = tile / a.kv.Hk;
     t->rows = 0;
     for (int s0 = 0; s0 < a.seqs.n; s0 += 32) {
         const int s = s0 + lane_id, len = s < a.seqs.n ? a.seqs.kv_len[s] : 0;
@@ -102,7 +102,7 @@ static __device__ __forceinline__ void prefill_find(const gpu_attention &a, int 
             if (lane_id >= i) end += before;
         }
         if (index >= end - n && index < end) {
-            t->seq = s, t->G = G, t->hk = (int)blockIdx.x % a.kv.Hk;
+            t->seq = s, t->G = G, t->hk = tile % a.kv.Hk;
             t->row0 = a.seqs.row0[s], t->pos0 = len - rows / G;
             t->first_row = (end - 1 - index) * tile_rows; /* last tile first */
             t->rows = rows;
@@ -350,7 +350,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
     typedef prefill_shape<V, D, M, WARPS> S;
     SMEM(unsigned char, smem);
     __shared__ prefill_tile t; /* looked up there in each round: registers are scarce */
-    if (threadIdx.x < 32) prefill_find(a, least, S::rows, &t);
+    if (threadIdx.x < 32) prefill_find(a, least, S::rows, (int)blockIdx.x, &t);
     __syncthreads();
     if (!t.rows) {
         prefill_nobody<D>(a);
