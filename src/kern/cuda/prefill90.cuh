@@ -426,12 +426,12 @@ template <int D> struct prefill90_state {
 
 /* S = q K^T; operands are places, each panel 1024 further. */
 template <class V, int D>
-static __device__ __forceinline__ void prefill90_scores(float (&s)[64], uint64_t q, uint64_t k)
+static __device__ __forceinline__ void prefill90_scores(float (&s)[64], uint32_t q, uint32_t k)
 {
     ptx_wg_fence();
 #pragma unroll
     for (int i = 0; i < D / 16; i++) {
-        const uint64_t at = (uint64_t)(i / 4 * (PREFILL90_PANEL / 16) + i % 4 * 2);
+        const uint32_t at = (uint32_t)(i / 4 * (PREFILL90_PANEL / 16) + i % 4 * 2);
         ptx_wg_ss<V>(s, q + at, k + at, i > 0);
     }
     ptx_wg_commit();
@@ -439,12 +439,12 @@ static __device__ __forceinline__ void prefill90_scores(float (&s)[64], uint64_t
 /* O += P V. */
 template <class V, int D>
 static __device__ __forceinline__ void prefill90_values(float (&o)[D / 2],
-                                                        const uint32_t (&p)[8][4], uint64_t v)
+                                                        const uint32_t (&p)[8][4], uint32_t v)
 {
     ptx_wg_fence();
 #pragma unroll
     for (int i = 0; i < PREFILL90_KEYS / 16; i++)
-        ptx_wg_rs<V, D>(o, p[i], v + (uint64_t)(i / 4 * (D * 128 / 16) + i % 4 * 2));
+        ptx_wg_rs<V, D>(o, p[i], v + (uint32_t)(i / 4 * (D * 128 / 16) + i % 4 * 2));
     ptx_wg_commit();
 }
 
@@ -467,10 +467,11 @@ static __device__ __forceinline__ bool prefill90_softmax(float (&s)[64], float m
     bool behind = false;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        float v = fmaxf(s[2 * h], s[2 * h + 1]);
+        float v = s[2 * h], w = s[2 * h + 1];
 #pragma unroll
         for (int n = 1; n < 16; n++)
-            v = fmaxf(v, fmaxf(s[4 * n + 2 * h], s[4 * n + 2 * h + 1]));
+            v = fmaxf(v, s[4 * n + 2 * h]), w = fmaxf(w, s[4 * n + 2 * h + 1]);
+        v = fmaxf(v, w);
         v = fmaxf(v, __shfl_xor_sync(~0u, v, 1));
         v = fmaxf(v, __shfl_xor_sync(~0u, v, 2));
         const bool far = (v - max[h]) * by > PREFILL_BEHIND;
@@ -541,12 +542,12 @@ static __device__ __forceinline__ void prefill90_out(const gpu_attention &a, con
 /* Waits for number `use` of K or V. Copies of threads are ordinary writes: products see them after
  * a fence. */
 template <class S>
-static __device__ __forceinline__ uint64_t prefill90_take(uint32_t bar, int use, uint32_t at)
+static __device__ __forceinline__ uint32_t prefill90_take(uint32_t bar, int use, uint32_t at)
 {
     const uint32_t stage = (uint32_t)use % 2;
     ptx_mbar_await(bar + stage * 8, (uint32_t)use / 2 & 1);
     if (!S::codes) ptx_proxy_fence();
-    return ptx_wg_operand(at + stage * S::part);
+    return ptx_wg_place(at + stage * S::part);
 }
 static __device__ __forceinline__ void prefill90_leave(uint32_t bar, int use)
 {
@@ -557,20 +558,23 @@ static __device__ __forceinline__ void prefill90_leave(uint32_t bar, int use)
  * use: of the K. */
 template <class V, int D, bool MASK>
 static __device__ __forceinline__ void
-prefill90_step(prefill90_state<D> &st, uint32_t (&p)[8][4], uint64_t q, int use, int half,
-               const int left[2], float by, const prefill90_bars &bar, uint32_t smem)
+prefill90_step(prefill90_state<D> &st, uint32_t (&p)[8][4], uint32_t q, int use, int half,
+               const int left[2], float by, int some, const prefill90_bars &bar, uint32_t smem)
 {
     typedef prefill90_shape<V, D> S;
-    float s[64], f[2];
-    const uint64_t k = prefill90_take<S>(bar.k, use, smem + S::k);
+    float s[64], f[2] = {1, 1};
+    const uint32_t k = prefill90_take<S>(bar.k, use, smem + S::k);
     ptx_bar_sync(PREFILL90_TURN + half, 256);
     prefill90_scores<V, D>(s, q, k);
     prefill90_values<V, D>(st.o, p, prefill90_take<S>(bar.v, use - 1, smem + S::v));
     ptx_bar_arrive(PREFILL90_TURN + 1 - half, 256);
     ptx_wg_wait<1>();
     prefill90_leave(bar.k_left, use);
-    if (MASK) prefill90_mask(s, left);
-    const bool behind = prefill90_softmax(s, st.max, st.sum, by, f);
+    bool behind = false;
+    if (some > 0) { /* always: what is in here is not put off until the products are done */
+        if (MASK) prefill90_mask(s, left);
+        behind = prefill90_softmax(s, st.max, st.sum, by, f);
+    }
     ptx_wg_wait<0>();
     prefill90_leave(bar.v_left, use - 1);
     if (behind) {
@@ -590,7 +594,7 @@ prefill90_multiply(const gpu_attention &a, const prefill_tile &t, int half, int 
     const int n = prefill90_tiles(t), lane_id = (int)ptx_thread() % 32;
     const int first = 64 * half + (int)ptx_thread() % 128 / 32 * 16 + lane_id / 4;
     const attn_scale scale = attn_scale_of(a, t.hk);
-    const uint64_t q = ptx_wg_operand(q_at + (uint32_t)(half * 64 * 128));
+    const uint32_t q = ptx_wg_place(q_at + (uint32_t)(half * 64 * 128));
     prefill90_state<D> st;
     prefill90_rows r;
     uint32_t p[8][4];
@@ -609,7 +613,7 @@ prefill90_multiply(const gpu_attention &a, const prefill_tile &t, int half, int 
         st.o[i] = 0;
     {
         float s[64], f[2];
-        const uint64_t k = prefill90_take<S>(bar.k, done, smem + S::k);
+        const uint32_t k = prefill90_take<S>(bar.k, done, smem + S::k);
         prefill90_scores<V, D>(s, q, k);
         ptx_wg_wait<0>();
         prefill90_leave(bar.k_left, done);
@@ -621,12 +625,12 @@ prefill90_multiply(const gpu_attention &a, const prefill_tile &t, int half, int 
 #pragma unroll 1
     for (; j < n && (n - j) * PREFILL90_KEYS > r.low + 1; j++) {
         left[0] += PREFILL90_KEYS, left[1] += PREFILL90_KEYS;
-        prefill90_step<V, D, true>(st, p, q, done + j, half, left, scale.by, bar, smem);
+        prefill90_step<V, D, true>(st, p, q, done + j, half, left, scale.by, a.H, bar, smem);
     }
 #pragma unroll 1
     for (; j < n; j++)
-        prefill90_step<V, D, false>(st, p, q, done + j, half, left, scale.by, bar, smem);
-    const uint64_t v = prefill90_take<S>(bar.v, done + n - 1, smem + S::v);
+        prefill90_step<V, D, false>(st, p, q, done + j, half, left, scale.by, a.H, bar, smem);
+    const uint32_t v = prefill90_take<S>(bar.v, done + n - 1, smem + S::v);
     prefill90_values<V, D>(st.o, p, v);
     ptx_wg_wait<0>();
     prefill90_leave(bar.v_left, done + n - 1);

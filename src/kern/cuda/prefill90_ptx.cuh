@@ -28,19 +28,28 @@ template <int N> PTX void ptx_fewer_registers(void)
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
 
+/* What differs between operands as ptx_wg_operand makes them; other operands of the same matrix are
+ * so many 16 bytes further on. */
+PTX uint32_t ptx_wg_place(uint32_t at)
+{
+    return (uint32_t)1 << 16 | (at & 0x3ffff) >> 4;
+}
+#define WG_REST "0x40000040"
 #define WG_RS(N, TYPES, NAMES, OPERANDS, A0, A1, A2, A3, B)                                        \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPES " {" NAMES "}, {" A0      \
-                 ", " A1 ", " A2 ", " A3 "}, " B ", 1, 1, 1, 0;"                                   \
+    asm volatile("{\n.reg .b64 b;\nmov.b64 b, {" B ", " WG_REST "};\n"                             \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPES " {" NAMES "}, {" A0      \
+                 ", " A1 ", " A2 ", " A3 "}, b, 1, 1, 1, 0;\n}"                                    \
                  : OPERANDS                                                                        \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b))
 #define WG_SS(N, TYPES, NAMES, OPERANDS, A, B, ADD)                                                \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                                  \
-                 "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPES " {" NAMES "}, " A ", " B \
-                 ", p, 1, 1, 0, 0;\n}"                                                             \
+    asm volatile("{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, " ADD ", 0;\n"                 \
+                 "mov.b64 a, {" A ", " WG_REST "};\nmov.b64 b, {" B ", " WG_REST "};\n"            \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPES " {" NAMES                \
+                 "}, a, b, p, 1, 1, 0, 0;\n}"                                                      \
                  : OPERANDS                                                                        \
-                 : "l"(a), "l"(b), "r"(add))
-/* d += a b of N columns; a in registers as in ptx_mma_bf16, b as in ptx_wg_operand. */
-template <class V, int N> PTX void ptx_wg_rs(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b)
+                 : "r"(a), "r"(b), "r"(add))
+/* d += a b of N columns; a in registers as in ptx_mma_bf16, b a place. */
+template <class V, int N> PTX void ptx_wg_rs(float (&d)[N / 2], const uint32_t (&a)[4], uint32_t b)
 {
     static_assert(N == 64 || N == 128, "widths in use");
     if constexpr (N == 64 && V::bytes == 2)
@@ -53,7 +62,7 @@ template <class V, int N> PTX void ptx_wg_rs(float (&d)[N / 2], const uint32_t (
         WG_RS(128, "f16.f16", PTX_N64, PTX_F64(d, 0), "%64", "%65", "%66", "%67", "%68");
 }
 /* d (+)= a b of 128 columns; a lies in shared memory as b does, 64 rows. */
-template <class V> PTX void ptx_wg_ss(float (&d)[64], uint64_t a, uint64_t b, int add)
+template <class V> PTX void ptx_wg_ss(float (&d)[64], uint32_t a, uint32_t b, int add)
 {
     if constexpr (V::bytes == 2)
         WG_SS(128, "bf16.bf16", PTX_N64, PTX_F64(d, 0), "%64", "%65", "%66");
@@ -100,7 +109,7 @@ template <int N> PTX void ptx_fewer_registers(void) {}
 struct emu_wg_call {
     float *d;
     const uint32_t *a; /* NULL: in shared memory */
-    uint64_t a_at, b_at;
+    uint32_t a_at, b_at;
     int n, add;
     bool f16;
 };
@@ -110,16 +119,14 @@ struct emu_wg_warp { /* products that nobody has waited for */
 };
 static emu_wg_warp emu_wg[32];
 
-PTX uint64_t ptx_wg_operand(uint32_t at)
+PTX uint32_t ptx_wg_place(uint32_t at)
 {
-    return (uint64_t)1 << 62 | (uint64_t)64 << 32 | (uint64_t)1 << 16 | (at & 0x3ffff) >> 4;
+    return (uint32_t)1 << 16 | (at & 0x3ffff) >> 4;
 }
 /* Value k of row r, by the rules of the 128-byte swizzle. */
-PTX float emu_wg_value(uint64_t at, int r, int k, bool f16)
+PTX float emu_wg_value(uint32_t place, int r, int k, bool f16)
 {
-    const uint32_t sbo = (uint32_t)(at >> 32 & 0x3fff) << 4, start = (uint32_t)(at & 0x3fff) << 4;
-    if (at >> 62 != 1) emu_die("wgmma: swizzles of 128 bytes are known here, no others");
-    uint32_t byte = start + (uint32_t)(r / 8) * sbo + (uint32_t)(r % 8) * 128 + (uint32_t)k * 2;
+    uint32_t byte = ((place & 0x3fff) << 4) + (uint32_t)r * 128 + (uint32_t)k * 2;
     byte ^= (byte >> 7 & 7) << 4;
     const uint16_t v = *emu_at<uint16_t>(byte);
     return f16 ? f16_f32(v) : bf16_f32(v);
@@ -179,12 +186,12 @@ template <int N> PTX void ptx_wg_wait(void)
 {
     emu_warp(~0u, emu_wg_finish, nullptr, nullptr, N, __FILE__, __LINE__);
 }
-template <class V, int N> PTX void ptx_wg_rs(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b)
+template <class V, int N> PTX void ptx_wg_rs(float (&d)[N / 2], const uint32_t (&a)[4], uint32_t b)
 {
     const emu_wg_call c = {d, a, 0, b, N, 1, V::bytes == 1};
     emu_warp(~0u, emu_wg_ask, &c, nullptr, 0, __FILE__, __LINE__);
 }
-template <class V> PTX void ptx_wg_ss(float (&d)[64], uint64_t a, uint64_t b, int add)
+template <class V> PTX void ptx_wg_ss(float (&d)[64], uint32_t a, uint32_t b, int add)
 {
     const emu_wg_call c = {d, nullptr, a, b, 128, add, V::bytes == 1};
     emu_warp(~0u, emu_wg_ask, &c, nullptr, 0, __FILE__, __LINE__);
