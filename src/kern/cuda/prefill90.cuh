@@ -41,7 +41,7 @@ template <class V, int D> struct prefill90_shape {
     static constexpr uint32_t bars = (tiles + 2 * (uint32_t)sizeof(prefill_tile) + 7) / 8 * 8;
     static constexpr size_t smem = bars + 14 * 8;
     /* Of a thread that carries, that multiplies: 128 and 256 of them share 64k. */
-    static constexpr int few = codes ? 56 : 40, many = codes ? 224 : 232;
+    static constexpr int few = 56, many = 224;
 };
 /* Two barriers of each kind. The tile says what the block works on next; its q is there with it. */
 struct prefill90_bars {
@@ -67,24 +67,38 @@ static __device__ __forceinline__ uint32_t prefill90_at(int row, int p)
 
 /* ---- carrying -----------------------------------------------------------------------------------
  */
-/* q of the tile; rows beyond the sequence are zero. */
+/* q of the tile; rows beyond the sequence are zero. Arrives at the tile's barrier when it is there.
+ */
 template <class V, int D>
 static __device__ __forceinline__ void prefill90_q(const gpu_attention &a, const prefill_tile &t,
-                                                   uint32_t to)
+                                                   uint32_t to, uint32_t bar)
 {
-    constexpr int pieces = D / 8;
-#pragma unroll 2
-    for (int m = 0; m < pieces * PREFILL90_ROWS / PREFILL90_CARRY; m++) {
-        const int i = (int)ptx_thread() + m * PREFILL90_CARRY, row = i / pieces, p = i % pieces;
-        const int r = t.first_row + row;
+    constexpr int pieces = D / 8, rounds = pieces * PREFILL90_ROWS / PREFILL90_CARRY;
+    constexpr int step = PREFILL90_CARRY / pieces; /* rows */
+    const int p = (int)threadIdx.x % pieces, row0 = (int)threadIdx.x / pieces;
+    auto from = [&](int r) {
+        return (int64_t)(t.row0 + r / t.G) * a.ldq + (int64_t)(t.hk * t.G + r % t.G) * D + 8 * p;
+    };
+    if (V::bytes == 2 && a.q.type == GPU_BF16) { /* as it is */
+#pragma unroll 4
+        for (int m = 0; m < rounds; m++) {
+            const int row = row0 + m * step, r = t.first_row + row;
+            const uint16_t *q = (const uint16_t *)a.q.p;
+            ptx_copy16_zero(to + prefill90_at(row, p), r < t.rows ? q + from(r) : q,
+                            r < t.rows ? 16 : 0);
+        }
+        ptx_copy_arrive(bar);
+        return;
+    }
+#pragma unroll 4
+    for (int m = 0; m < rounds; m++) {
+        const int row = row0 + m * step, r = t.first_row + row;
         uint32_t w[4] = {0, 0, 0, 0};
-        if (r < t.rows)
-            attn_q<V>(a.q,
-                      (int64_t)(t.row0 + r / t.G) * a.ldq + (int64_t)(t.hk * t.G + r % t.G) * D +
-                          8 * p,
-                      w);
+        if (r < t.rows) attn_q<V>(a.q, from(r), w);
         ptx_sts128(to + prefill90_at(row, p), make_uint4(w[0], w[1], w[2], w[3]));
     }
+    ptx_proxy_fence();
+    ptx_mbar_arrive(bar);
 }
 
 /* Of eight values of V in their order in a row, number i of eight of a page's row: those of tokens
@@ -321,9 +335,6 @@ prefill90_carry(const gpu_attention &a, const prefill_tile &t, const prefill90_s
                 const prefill90_widen<D> &widen, const prefill90_bars &bar, uint32_t smem)
 {
     typedef prefill90_shape<kv_e4m3, D> S;
-    if (threadIdx.x == 0)
-        for (int i = 0; i < 2; i++)
-            prefill90_ask<D>(a, t, s, i, bar, smem);
 #pragma unroll 1
     for (int i = 0; i < 2 * s.n; i++) {
         const bool key = s.is_key(i);
@@ -401,15 +412,18 @@ static __device__ __forceinline__ void prefill90_carry_all(const gpu_attention &
             prefill_find(a, least, PREFILL90_ROWS, tile, t);
         }
         ptx_bar_sync(PREFILL90_CARRIERS, PREFILL90_CARRY);
+        if (threadIdx.x == 0) ptx_mbar_arrive(bar.tile + k % 2 * 8); /* for what the tile is */
         if (!t->rows) {
             ptx_mbar_arrive(bar.tile + k % 2 * 8);
             break;
         }
-        if (threadIdx.x == 0) index = prefill90_next(a);
-        prefill90_q<V, D>(a, *t, smem + k % 2 * S::part);
-        ptx_proxy_fence();
-        ptx_mbar_arrive(bar.tile + k % 2 * 8);
         const prefill90_stream s = {prefill90_tiles(*t), done};
+        if (threadIdx.x == 0) {
+            index = prefill90_next(a);
+            for (int i = 0; S::codes && i < 2; i++)
+                prefill90_ask<D>(a, *t, s, i, bar, smem);
+        }
+        prefill90_q<V, D>(a, *t, smem + k % 2 * S::part, bar.tile + k % 2 * 8);
         prefill90_carry<D>(a, *t, s, carrier, bar, smem);
         done += s.n;
     }
@@ -528,13 +542,16 @@ static __device__ __forceinline__ void prefill90_out(const gpu_attention &a, con
         const float f = attn_finish(a, head, st.max[h] * by, sum, v_scale);
         const int64_t to = (int64_t)(t.row0 + r.row[h] / t.G) * a.ldo + (int64_t)head * D +
                            (int)ptx_thread() % 4 * 2;
+        if (a.out.type == GPU_F32) {
 #pragma unroll
-        for (int n = 0; n < D / 8; n++) {
-            const float x = st.o[4 * n + 2 * h] * f, y = st.o[4 * n + 2 * h + 1] * f;
-            if (a.out.type == GPU_F32)
-                *(float2 *)((float *)a.out.p + to + 8 * n) = make_float2(x, y);
-            else
-                *(uint32_t *)((uint16_t *)a.out.p + to + 8 * n) = ptx_pack_bf16(x, y);
+            for (int n = 0; n < D / 8; n++)
+                *(float2 *)((float *)a.out.p + to + 8 * n) =
+                    make_float2(st.o[4 * n + 2 * h] * f, st.o[4 * n + 2 * h + 1] * f);
+        } else {
+#pragma unroll
+            for (int n = 0; n < D / 8; n++)
+                *(uint32_t *)((uint16_t *)a.out.p + to + 8 * n) =
+                    ptx_pack_bf16(st.o[4 * n + 2 * h] * f, st.o[4 * n + 2 * h + 1] * f);
         }
     }
 }
@@ -648,7 +665,7 @@ __global__ void __launch_bounds__(PREFILL90_THREADS, 1)
     const prefill90_bars bar = prefill90_bars_of<S>(smem);
     if (threadIdx.x == 0) {
         for (uint32_t i = 0; i < 16; i += 8) {
-            ptx_mbar_init(bar.tile + i, PREFILL90_CARRY);
+            ptx_mbar_init(bar.tile + i, PREFILL90_CARRY + 1);
             ptx_mbar_init(bar.k + i, PREFILL90_CARRY);
             ptx_mbar_init(bar.v + i, PREFILL90_CARRY);
             ptx_mbar_init(bar.tile_left + i, 8); /* warps */
@@ -673,6 +690,7 @@ __global__ void __launch_bounds__(PREFILL90_THREADS, 1)
         const prefill_tile &t = tiles[k % 2];
         ptx_mbar_await(bar.tile + k % 2 * 8, k / 2 & 1);
         if (!t.rows) break;
+        ptx_proxy_fence(); /* q was copied by threads */
         prefill90_multiply<V, D>(a, t, half, done, smem + k % 2 * S::part, bar, smem);
         done += prefill90_tiles(t);
         __syncwarp(); /* lanes still read the tile */
