@@ -323,6 +323,30 @@ static void prefill90(void **state)
     prefill90_of(many_rows, N_OF(many_rows), 1, 6);
     prefill90_of(mixed_rows, 1, 2, 1);
 }
+static int below(int n)
+{
+    int i = (int)(gpu_uniform() * n);
+    return i < n ? i : n - 1;
+}
+/* Lengths that nobody thought of. */
+static void prefill90_random(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 24; i++) {
+        static const int groups[] = {1, 2, 3, 4, 5, 8};
+        attn_case c = {.name = "random", .Hk = 1 + below(2), .D = below(3) ? 64 : 128};
+        c.H = c.Hk * groups[below(6)];
+        c.type = below(2) ? KV_BF16 : KV_FP8_E4M3;
+        c.q = below(2) ? GPU_BF16 : GPU_F32, c.out = below(2) ? GPU_BF16 : GPU_F32;
+        c.sinks = !below(3), c.scales = c.type == KV_FP8_E4M3 && below(2);
+        c.n = 1 + below(4);
+        for (int k = 0; k < c.n; k++) {
+            int len = below(5) ? 1 + below(below(3) ? 150 : 500) : 0;
+            c.seqs[k] = (span){len ? 1 + below(len < 140 ? len : 140) : 0, len};
+        }
+        prefill90_of(&c, 1, 1 + below(2), 1);
+    }
+}
 
 static void decode(void **state)
 {
@@ -367,7 +391,8 @@ static void *symbol(const char *name)
 int main(int argc, char **argv)
 {
     static const struct CMUnitTest tests[] = {GPU_TEST(prefill), GPU_TEST(prefill90),
-                                              GPU_TEST(decode), GPU_TEST(operator_of)};
+                                              GPU_TEST(prefill90_random), GPU_TEST(decode),
+                                              GPU_TEST(operator_of)};
     static const gpu_op tested[] = {GPU_OP_attention};
     gpu_begin(argc, argv);
     *(void **)&prefill_refuses = symbol("prefill_refuse");
