@@ -9,7 +9,7 @@
 #include "kern/kern.h"
 
 enum { K = 4096, F = 14336, H = 32, HK = 8, D = 128, V = 128256, TOKENS = 32, LAUNCHES = 200 };
-static const int64_t batches[] = {1, 8, 64};
+static const int64_t batches[] = {1, 64, 2048};
 
 static const gpu_api *api;
 static void *stream;
@@ -43,7 +43,8 @@ static void *numbers(size_t n)
     return p;
 }
 
-static void time_op(const char *name, gpu_op op, int64_t T, const void *args)
+/* `bytes`: that it has to read and write. */
+static void time_op(const char *name, gpu_op op, int64_t T, const void *args, double bytes)
 {
     void *graph, *from, *to;
     double best = 1e9, s;
@@ -66,12 +67,15 @@ static void time_op(const char *name, gpu_op op, int64_t T, const void *args)
     api->event_close(from);
     api->event_close(to);
     api->graph_close(graph);
-    printf("%-14s T %3lld  %7.2f us\n", name, (long long)T, best / LAUNCHES * 1e6);
+    best /= LAUNCHES;
+    printf("%-14s T %4lld  %7.2f us  %6.0f GB/s\n", name, (long long)T, best * 1e6,
+           bytes / best / 1e9);
 }
 
 static void rows(int64_t T)
 {
     size_t t = (size_t)T;
+    double n = (double)T * K, f = (double)T * F;
     gpu_x x = {numbers(t * K), GPU_F32}, y = {memory(t * K * 2), GPU_BF16},
           out = {memory(t * K * 2), GPU_BF16}, gu = {memory(t * 2 * F * 2), GPU_BF16},
           act = {memory(t * F * 2), GPU_BF16}, none = {NULL, GPU_BF16};
@@ -84,11 +88,18 @@ static void rows(int64_t T)
     gpu_glu glu = {KERN_SILU, true, gu, act, 2 * F, F, F, T};
     codes.ld = F;
     gpu_glu_quant glu_coded = {KERN_SILU, gu, none, 2 * F, F, F, T, codes};
-    time_op("rmsnorm", GPU_OP_rmsnorm, T, &norm);
-    time_op("add_rmsnorm", GPU_OP_add_rmsnorm, T, &add);
-    time_op("norm_quant", GPU_OP_norm_quant, T, &coded);
-    time_op("glu", GPU_OP_glu, T, &glu);
-    time_op("glu_quant", GPU_OP_glu_quant, T, &glu_coded);
+    gpu_quant quant = {act, F, T, F, codes};
+    time_op("rmsnorm", GPU_OP_rmsnorm, T, &norm, n * (4 + 2));
+    time_op("add_rmsnorm", GPU_OP_add_rmsnorm, T, &add, n * (4 + 2 + 4 + 2));
+    time_op("norm_quant", GPU_OP_norm_quant, T, &coded, n * (4 + 2 + 4 + 2 + 1));
+    coded.y.p = coded.out.p = NULL;
+    time_op("norm_quant 1", GPU_OP_norm_quant, T, &coded, n * (4 + 1));
+    time_op("quant", GPU_OP_quant, T, &quant, f * (2 + 1));
+    time_op("glu", GPU_OP_glu, T, &glu, f * (4 + 2));
+    time_op("glu_quant", GPU_OP_glu_quant, T, &glu_coded, f * (4 + 1));
+    void *all[] = {x.p, y.p, out.p, gu.p, act.p, w, codes.p, codes.scale};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        api->free(all[i]);
 }
 
 static void heads(int64_t T)
@@ -131,9 +142,13 @@ static void heads(int64_t T)
                                .page_stride = page},
                         .slot = d_slot,
                         .T = T};
-    time_op("rope_store", GPU_OP_rope_store, T, &a);
+    double lanes_bytes = (double)T * D * ((H + HK) * 4 + 2 * HK * 2 + HK * 2);
+    time_op("rope_store", GPU_OP_rope_store, T, &a, lanes_bytes);
     a.q_norm = a.k_norm = numbers(D);
-    time_op("with norms", GPU_OP_rope_store, T, &a);
+    time_op("with norms", GPU_OP_rope_store, T, &a, lanes_bytes);
+    void *all[] = {qkv, d_slot, table, a.kv.base, (void *)(uintptr_t)a.q_norm};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        api->free(all[i]);
 }
 
 static void choosing(int64_t T)
@@ -143,7 +158,10 @@ static void choosing(int64_t T)
                  .T = T,
                  .out = memory(sizeof(kern_top) * (size_t)T),
                  .work = memory(gpu_top_work(T, V))};
-    time_op("top", GPU_OP_top, T, &a);
+    time_op("top", GPU_OP_top, T, &a, (double)T * V * 4);
+    api->free(a.x.p);
+    api->free(a.out);
+    api->free(a.work);
 }
 
 int main(int argc, char **argv)
@@ -162,7 +180,7 @@ int main(int argc, char **argv)
     for (size_t i = 0; i < sizeof batches / sizeof *batches; i++) {
         rows(batches[i]);
         heads(batches[i]);
-        choosing(batches[i]);
+        if (batches[i] <= 64) choosing(batches[i]); /* as many as are sampled in a step */
     }
     api->stream_close(stream);
     return 0;

@@ -1,6 +1,7 @@
 /* Plain kernels: norms. A block has a row of x (RMS norms: plain_norm.cuh), a warp has a head. Each
- * thread reads again what it read, and writes it after all have read: x and out may be the same.
+ * thread writes only what it read itself, after all have read: x and out may be the same.
  * Sums are in f32; variance is that of the distances from the mean, as in the plain C twin. */
+#include "kern/cuda/plain_heads.cuh"
 #include "kern/cuda/plain_norm.cuh"
 
 extern "C" const char *cuda_rmsnorm(const void *args_, void *stream)
@@ -67,19 +68,46 @@ static __global__ void __launch_bounds__(ROW_THREADS)
                 sum += lane(a.x, at + k);
             mean = warp_sum(sum) / (float)a.D;
         }
-        for (int k = threadIdx.x % 32; k < a.D; k += 32) {
-            float v = lane(a.x, at + k) - mean;
-            ss += v * v;
-        }
-        float r = norm_factor(warp_sum(ss), a.D, a.eps);
+        ss = head_squares([&](int k) { return lane(a.x, at + k) - mean; }, a.D,
+                          (int)threadIdx.x % 32);
+        float r = norm_factor(ss, a.D, a.eps);
+        __syncwarp(); /* all have read what others now write */
         for (int k = threadIdx.x % 32; k < a.D; k += 32)
             put_lane(a.x, at + k, (lane(a.x, at + k) - mean) * r * w[k]);
     }
+}
+/* RMS norms of aligned heads of U units. */
+template <int U>
+static __global__ void __launch_bounds__(ROW_THREADS)
+    head_units_kernel(const gpu_head_norm a, unsigned heads)
+{
+    unsigned i = (blockIdx.x * blockDim.x + threadIdx.x) / U;
+    const bool on = i < heads;
+    if (!on) i = heads - 1;
+    const unsigned t = i / (unsigned)a.H, h = i % (unsigned)a.H;
+    const int d = (int)threadIdx.x % U * 8;
+    const int64_t at = (int64_t)t * a.ld + (int)h * a.D + d;
+    float v[8], w[8];
+    pdl_go();
+    floats8(a.w + (a.by_head ? (int)h * a.D : 0) + d, w);
+    pdl_wait();
+    lanes8(a.x.type, load8<true>(a.x, at, 8), v);
+    norm8(v, U, w, a.eps, a.x.type);
+    store8<true>(a.x, at, on ? 8 : 0, raw_of8(a.x.type, v));
 }
 static const char *head_norm(const gpu_head_norm *a, bool centred, void *stream)
 {
     if (!a->T || !a->H || !a->D) return NULL;
     int64_t heads = a->T * a->H, warps = heads < 2048 ? 2 : ROW_THREADS / 32;
+    const int U = head_threads(a->D);
+    if (!centred && U && heads < INT32_MAX / 64 && wide_rows(a->x, a->ld, a->D) &&
+        !((uintptr_t)a->w & 15)) {
+        void (*kernel)(const gpu_head_norm, unsigned) = U == 8    ? head_units_kernel<8>
+                                                        : U == 16 ? head_units_kernel<16>
+                                                                  : head_units_kernel<32>;
+        return LAUNCH_EARLY(kernel, blocks_for(heads * U, 32 * warps), (unsigned)(32 * warps), 0,
+                            stream, *a, (unsigned)heads);
+    }
     return LAUNCH_EARLY(head_norm_kernel, blocks_for(heads, warps), (unsigned)(32 * warps), 0,
                         stream, *a, centred);
 }

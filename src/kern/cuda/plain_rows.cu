@@ -63,11 +63,43 @@ static __global__ void __launch_bounds__(ROW_THREADS, 1) glu_kernel(const gpu_gl
     {
         float v[8], u[8];
         get8(a.x, t * a.ld + i, n, wide, v);
-        if (a.gated) get8(a.x, t * a.ld + a.F + i, n, wide, u);
+        if (a.gated) {
+            get8(a.x, t * a.ld + a.F + i, n, wide, u);
+            gated8(a.act, v, u);
+        } else {
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+                v[j] = activate(a.act, v[j]);
+        }
+        put8(a.out, t * a.ldo + i, n, wide, v);
+    }
+}
+/* Rows of bf16, aligned, with a gate: U units of a row a thread, blockDim.x apart. */
+template <int ACT, int U>
+static __global__ void __launch_bounds__(ROW_THREADS, 4) glu_units_kernel(const gpu_glu a)
+{
+    const uint16_t *gate = (const uint16_t *)a.x.p + blockIdx.y * a.ld, *up = gate + a.F;
+    uint16_t *out = (uint16_t *)a.out.p + blockIdx.y * a.ldo;
+    const int step = (int)blockDim.x * 8, F = (int)a.F;
+    const int first = (int)blockIdx.x * U * step + (int)threadIdx.x * 8;
+    uint4 g[U], u[U];
+    pdl_go();
+    pdl_wait();
+#pragma unroll
+    for (int k = 0; k < U; k++) {
+        const int i = first + k * step < F ? first + k * step : 0;
+        g[k] = *(const uint4 *)(gate + i);
+        u[k] = *(const uint4 *)(up + i);
+    }
+#pragma unroll
+    for (int k = 0; k < U; k++) {
+        float v[8], w[8];
+        bf16_lanes8(g[k], v);
+        bf16_lanes8(u[k], w);
 #pragma unroll
         for (int j = 0; j < 8; j++)
-            v[j] = a.gated ? gated(a.act, v[j], u[j]) : activate(a.act, v[j]);
-        put8(a.out, t * a.ldo + i, n, wide, v);
+            v[j] = gated(ACT, v[j], w[j]);
+        if (first + k * step < F) *(uint4 *)(out + first + k * step) = bf16_raw8(v);
     }
 }
 extern "C" const char *cuda_glu(const void *args_, void *stream)
@@ -76,8 +108,21 @@ extern "C" const char *cuda_glu(const void *args_, void *stream)
     if (!a->T || !a->F) return NULL;
     if (a->act < 0 || a->act >= KERN_GLU_COUNT) return "glu: no such function";
     bool wide = wide_rows(a->x, a->ld, a->F) && wide_rows(a->out, a->ldo, a->F);
+    bool bf16 = a->x.type == GPU_BF16 && a->out.type == GPU_BF16;
+    bool known = a->gated && (a->act == KERN_SILU || a->act == KERN_GELU_TANH);
     unsigned threads = unit_threads(a->F, a->T);
-    return LAUNCH_EARLY(glu_kernel, unit_grid(a->F, a->T, threads), threads, 0, stream, *a, wide);
+    if (!wide || !bf16 || !known || a->T > 65535 || a->F > INT32_MAX / 2)
+        return LAUNCH_EARLY(glu_kernel, unit_grid(a->F, a->T, threads), threads, 0, stream, *a,
+                            wide);
+    const int U = threads < ROW_THREADS ? 1 : 2; /* each as long as what one block has */
+    const unsigned blocks = blocks_for(a->F / 8, U * (int64_t)threads);
+    const bool silu = a->act == KERN_SILU;
+    threads = (unsigned)((a->F / 8 + blocks * U - 1) / (blocks * U) + 31) / 32 * 32;
+    void (*kernel)(const gpu_glu) =
+        U == 1 ? silu ? glu_units_kernel<KERN_SILU, 1> : glu_units_kernel<KERN_GELU_TANH, 1>
+        : silu ? glu_units_kernel<KERN_SILU, 2>
+               : glu_units_kernel<KERN_GELU_TANH, 2>;
+    return LAUNCH_EARLY(kernel, dim3(blocks, (unsigned)a->T), threads, 0, stream, *a);
 }
 
 /* ---- sums and factors ---------------------------------------------------------------------------
@@ -88,13 +133,14 @@ static __global__ void __launch_bounds__(ROW_THREADS, 1) add_kernel(const gpu_ad
     pdl_wait();
     FOR_UNITS(t, i, n, a.n, 1)
     {
+        const bool whole = wide && n == 8;
         float v[8], y[8];
-        get8(a.x, i, n, wide, v);
-        get8(a.y, i, n, wide, y);
+        get8(a.x, i, n, whole, v);
+        get8(a.y, i, n, whole, y);
 #pragma unroll
         for (int j = 0; j < 8; j++)
             v[j] = __fadd_rn(v[j], __fmul_rn(a.s, y[j]));
-        put8(a.x, i, n, wide, v);
+        put8(a.x, i, n, whole, v);
     }
 }
 extern "C" const char *cuda_add(const void *args_, void *stream)

@@ -4,8 +4,9 @@
  *   top_parts    a block has GPU_TOP_CHUNK lanes of a row, a thread 16 of them, a group; leaves the
  *                largest of each group, and maximum and sum of the chunk
  *   top_choose   a block has a row. As many groups as are wanted have lanes from some bound on, so
- *                that all wanted lanes are above it: the bound is searched among the largest of the
- *                groups, and only groups that reach it are read again. What was found is ranked.
+ *                that all wanted lanes are above it: the bound is found by counting the largest of
+ *                the groups in bins, and only groups that reach it are read again. What was found
+ *                is ranked.
  *
  * Where too much lies above every bound (many lanes are equal), the last wanted lane is searched
  * bit by bit in the whole row.
@@ -19,6 +20,7 @@
 #define THREADS      1024
 #define FOUND        2048 /* lanes that are ranked at most */
 #define GROUPS       1024 /* groups that are read again at most */
+#define BINS         THREADS
 
 static __device__ __forceinline__ uint32_t key_of(float v)
 {
@@ -124,6 +126,9 @@ static __global__ void __launch_bounds__(PART_THREADS) top_parts_kernel(const gp
 struct top_shared {
     int counts[2][THREADS / 32]; /* in turns: one barrier a count */
     int n_groups, n_found;
+    int pick, at_pick, above_pick; /* the bin of the wanted group; groups from it on, behind it */
+    uint32_t least[THREADS / 32], most[THREADS / 32];
+    int bins[BINS];
     int group[GROUPS];
     int rank[FOUND];
     unsigned long long found[FOUND];
@@ -142,30 +147,77 @@ static __device__ __forceinline__ int block_count(top_shared *s, int n, int *tur
     return sum;
 }
 
+/* The least and the largest of the block. */
+static __device__ __forceinline__ void block_range(top_shared *s, uint32_t *lo, uint32_t *hi)
+{
+    for (int i = 16; i; i >>= 1) {
+        uint32_t l = __shfl_xor_sync(FULL, *lo, i), h = __shfl_xor_sync(FULL, *hi, i);
+        *lo = l < *lo ? l : *lo;
+        *hi = h > *hi ? h : *hi;
+    }
+    if (threadIdx.x % 32 == 0) {
+        s->least[threadIdx.x / 32] = *lo;
+        s->most[threadIdx.x / 32] = *hi;
+    }
+    __syncthreads();
+    for (int w = 0; w < THREADS / 32; w++) {
+        *lo = s->least[w] < *lo ? s->least[w] : *lo;
+        *hi = s->most[w] > *hi ? s->most[w] : *hi;
+    }
+}
+
 static __device__ __forceinline__ void keep(top_shared *s, uint32_t key, int64_t id)
 {
     int at = atomicAdd(&s->n_found, 1);
     if (at < FOUND) s->found[at] = (unsigned long long)key << 32 | (uint32_t) ~(uint32_t)id;
 }
 
-/* A bound that as many groups as are wanted reach, and few more; 0 where there are not as many. */
+/* A bound that as many groups as are wanted reach, and few more; 0 where there are not as many. The
+ * keys from lo to hi, the smallest and the largest at first, are counted in BINS bins; then so are
+ * those of the bin that the wanted group is in. */
 static __device__ uint32_t bound_of(top_shared *s, const uint32_t *keys, int groups, int want,
-                                    int *turn)
+                                    uint32_t lo, uint32_t hi)
 {
-    uint32_t lo = 0, hi = 0xffffffffu; /* reached by enough; by too few */
-    int at_lo = groups;
-    while (at_lo > want + want / 4 && hi - lo > 1) {
-        uint32_t mid = lo + (hi - lo) / 2;
-        int n = 0;
-        for (int g = (int)threadIdx.x; g < groups; g += THREADS)
-            n += keys[g] >= mid;
-        n = block_count(s, n, turn);
-        if (n >= want) {
-            lo = mid;
-            at_lo = n;
-        } else {
-            hi = mid;
+    const int bin = (int)threadIdx.x, warp = bin / 32, me = bin % 32;
+    int at_lo = groups, above = 0; /* groups from lo on; behind hi */
+    if (at_lo <= want + want / 4) return 0;
+    while (at_lo > want + want / 4 && lo < hi) {
+        int shift = 0;
+        while ((hi - lo) >> shift >= BINS)
+            shift++;
+        s->bins[bin] = 0;
+        __syncthreads();
+        for (int g = bin; g < groups; g += THREADS) {
+            uint32_t k = keys[g];
+            if (k >= lo && k <= hi && (k - lo) >> shift) atomicAdd(&s->bins[(k - lo) >> shift], 1);
         }
+        __syncthreads();
+        int mine = s->bins[bin], from = mine; /* those in the bin; those from it on */
+        for (int by = 1; by < 32; by *= 2) {
+            int o = __shfl_down_sync(FULL, from, by);
+            from += me + by < 32 ? o : 0;
+        }
+        if (me == 0) s->counts[0][warp] = from;
+        __syncthreads();
+        from += above;
+        for (int w = warp + 1; w < THREADS / 32; w++)
+            from += s->counts[0][w];
+        if (bin == 0) { /* many may be equal here (-infinity): not counted */
+            mine += at_lo - from;
+            from = at_lo;
+        }
+        if (from >= want && from - mine < want) {
+            s->pick = bin;
+            s->at_pick = from;
+            s->above_pick = from - mine;
+        }
+        __syncthreads();
+        uint32_t last = ((uint32_t)1 << shift) - 1;
+        lo += (uint32_t)s->pick << shift;
+        hi = hi - lo > last ? lo + last : hi;
+        at_lo = s->at_pick;
+        above = s->above_pick;
+        __syncthreads(); /* all have read them */
     }
     return lo;
 }
@@ -279,12 +331,17 @@ static __global__ void __launch_bounds__(THREADS, 1)
         (const gpu_top_part *)((const uint32_t *)a.work + a.T * groups) + t * chunks;
     kern_top *out = (kern_top *)a.out + t;
     int turn = 0;
-    for (int g = (int)threadIdx.x; fit && g < groups; g += THREADS)
-        copy[g] = from[g];
+    uint32_t lo = 0xffffffffu, hi = 0;
+    for (int g = (int)threadIdx.x; g < groups; g += THREADS) {
+        uint32_t k = from[g];
+        lo = k < lo ? k : lo;
+        hi = k > hi ? k : hi;
+        if (fit) copy[g] = k;
+    }
     const uint32_t *keys = fit ? copy : from;
     if (threadIdx.x == 0) s->n_groups = s->n_found = 0;
-    __syncthreads();
-    uint32_t bound = bound_of(s, keys, groups, want, &turn);
+    block_range(s, &lo, &hi);
+    uint32_t bound = bound_of(s, keys, groups, want, lo, hi);
     __syncthreads();
     if (!gather(s, keys, groups, bound, row, a.V, wide)) gather_exact(s, row, a.V, want, &turn);
     put_in_order(s, want, out);

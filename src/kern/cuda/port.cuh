@@ -1,8 +1,8 @@
 /* What plain kernels are written with, so that the same source is compiled by nvcc for the GPU and
  * by a C++ compiler for tests on a CPU (TARE_EMULATED; kern/cuda/emulate.h). Plain kernels use no
- * inline assembly and nothing of CUDA beyond: threadIdx, blockIdx, blockDim, gridDim, __shared__
- * arrays of fixed size, SMEM below, __syncthreads, __syncwarp, the __shfl_*_sync and __any_sync
- * family, atomicAdd, and the math functions of C.
+ * inline assembly without the same in C beside it, and nothing of CUDA beyond: threadIdx, blockIdx,
+ * blockDim, gridDim, __shared__ arrays of fixed size, SMEM below, __syncthreads, __syncwarp, the
+ * __shfl_*_sync and __any_sync family, atomicAdd, and the math functions of C.
  *
  * Reductions here: warp_sum, warp_max, block_sum, block_max (every thread gets the result; NaN
  * stays NaN). */
@@ -11,6 +11,12 @@
 #ifdef TARE_EMULATED
 #include "kern/cuda/emulate.h"
 #define LAUNCH_EARLY LAUNCH
+#define LAUNCH_CLUSTER(kernel, grid, block, smem, stream, parts, ...)                              \
+    LAUNCH(kernel, grid, block, smem, stream, __VA_ARGS__)
+static inline bool has_clusters(void)
+{
+    return false;
+}
 #else
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -43,27 +49,41 @@ static inline bool starts_early(void)
         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
     return major >= 9;
 }
+/* Blocks of a kernel can be clusters wherever kernels can start early. */
+static inline bool has_clusters(void)
+{
+    return starts_early();
+}
+/* parts > 1: so many blocks side by side in x are a cluster. */
 template <class... P, class... A>
 static inline const char *launch_early(void (*kernel)(P...), dim3 grid, dim3 block, size_t smem,
-                                       void *stream, const A &...args)
+                                       void *stream, int parts, const A &...args)
 {
     cudaLaunchConfig_t c = {};
-    cudaLaunchAttribute early = {};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchAttribute how[2] = {};
+    how[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    how[0].val.programmaticStreamSerializationAllowed = 1;
+    how[1].id = cudaLaunchAttributeClusterDimension;
+    how[1].val.clusterDim.x = (unsigned)parts;
+    how[1].val.clusterDim.y = how[1].val.clusterDim.z = 1;
     c.gridDim = grid;
     c.blockDim = block;
     c.dynamicSmemBytes = smem;
     c.stream = (cudaStream_t)stream;
-    c.attrs = &early;
-    c.numAttrs = starts_early() ? 1 : 0;
+    c.attrs = how;
+    c.numAttrs = !starts_early() ? 0 : parts > 1 ? 2 : 1;
     return cuda_error(cudaLaunchKernelEx(&c, kernel, (P)args...));
 }
 /* LAUNCH of a kernel that may start while the one before it in the stream still runs (programmatic
- * dependent launch). Such a kernel calls pdl_go, then pdl_wait, before anything else: what others
- * wrote is there after pdl_wait, and nothing may be read or written before it. */
+ * dependent launch). Such a kernel calls pdl_go, then pdl_wait: what others wrote is there after
+ * pdl_wait, and before it nothing may be read but constants (weights), nor written. All threads
+ * call pdl_wait, also those that have nothing to do: that a kernel has ended then says that those
+ * before it have, which the kernel after it relies on. */
 #define LAUNCH_EARLY(kernel, grid, block, smem, stream, ...)                                       \
-    launch_early(kernel, dim3(grid), dim3(block), (smem), (stream), __VA_ARGS__)
+    launch_early(kernel, dim3(grid), dim3(block), (smem), (stream), 1, __VA_ARGS__)
+/* The same in clusters of `parts` blocks. */
+#define LAUNCH_CLUSTER(kernel, grid, block, smem, stream, parts, ...)                              \
+    launch_early(kernel, dim3(grid), dim3(block), (smem), (stream), (parts), __VA_ARGS__)
 #endif
 #include "kern/cuda/api.h"
 
