@@ -1,12 +1,16 @@
-/* Products of few rows with a weight in row-major order (rows.h) on a device.
+/* Products of few rows with a weight in row-major order (rows.h, slim.h) on a device.
  *   check   every format, kind of scale, number of rows and plan against float64: random codes,
  *           poisoned output, rows, columns and K that end inside of a tile
- *   time    shapes of an 8B model, M = 1, 8, 16, 64: CUDA graphs of launches over enough copies of
- *           the weight that none is found in the L2, median of replays; GB/s count the weight, the
- *           roof is a read sweep of the same run
- * Without an argument both. Exit 1 when a result is wrong. */
+ *   time    shapes of an 8B model, rows at M = 1, 8, 16, 64, slim at M = 1, 2, 4, 8: CUDA graphs of
+ *           launches over enough copies of the weight that none is found in the L2, median of
+ *           replays; GB/s count the weight, the roof is a read sweep of the same run. Lines with *
+ *           are of the plan that is chosen
+ *   slim    that alone, with either or both
+ * Without an argument all. Exit 1 when a result is wrong. */
 #include "kern/cuda/rows.h"
+#include "kern/cuda/slim.h"
 #include "dense.cuh"
+#include <string>
 
 static const char *const formats[] = {"bf16", "e4m3", "int8", "e4m3 blocks"};
 
@@ -71,7 +75,8 @@ static int n_checked;
 
 /* form: 1 = y in bf16, 2 = bias, 4 = scales of the rows of x (blocks: of its groups), 8 = no
  * scales of W where it can be. */
-static int check_one(const problem &p, const sums &s, int M, rows_plan plan, int form, int pdl)
+static int check_one(const problem &p, const sums &s, int M, rows_plan plan, int form, int pdl,
+                     slim_plan slim = {0, 0})
 {
     const bool bf16 = form & 1, scaled = p.k.blocks() || !(form & 8);
     const int64_t ldy = p.N + 5;
@@ -93,7 +98,7 @@ static int check_one(const problem &p, const sums &s, int M, rows_plan plan, int
             c.row_scale = p.drow;
     }
     c.y = dy, c.y_bf16 = bf16, c.ldx = p.K, c.ldy = ldy, c.M = M, c.plan = plan, c.pdl = pdl;
-    const char *why = rows_run(&c);
+    const char *why = slim.split ? slim_run_as(&c, slim) : rows_run(&c);
     cudaError_t rc = why ? cudaSuccess : cudaDeviceSynchronize();
     if (rc != cudaSuccess) why = cudaGetErrorString(rc);
     int64_t wrong = 1;
@@ -115,16 +120,31 @@ static int check_one(const problem &p, const sums &s, int M, rows_plan plan, int
     n_checked++;
     if (wrong)
         printf(
-            "WRONG %-11s N %6d K %5d M %2d groups %d chunks %d split %d form %d: %s, %lld cells, "
-            "worst %.1e\n",
-            formats[p.k.id], p.N, p.K, M, plan.groups, plan.chunks, plan.split, form,
-            why ? why : "sums", (long long)wrong, worst);
+            "WRONG %s %-11s N %6d K %5d M %2d groups %d chunks %d split %d depth %d form %d: %s, "
+            "%lld cells, worst %.1e\n",
+            slim.split ? "slim" : "rows", formats[p.k.id], p.N, p.K, M, plan.groups, plan.chunks,
+            slim.split ? slim.split : plan.split, slim.depth, form, why ? why : "sums",
+            (long long)wrong, worst);
     if (rc != cudaSuccess) exit(1); /* nothing runs after such an error */
     cudaFree(dy);
     return wrong != 0;
 }
 
-static int check_shape(kind k, int N, int K, bool all_plans)
+/* Every plan that there is. */
+static int check_slim(const problem &p, const sums &plain, const sums &scaled)
+{
+    int bad = 0;
+    for (int M : {1, 2, 3, 4, 5, 7, 8})
+        for (int form : {0, 3, 4, 7, 8, 15})
+            for (int split = 1; split <= 8; split *= 2)
+                for (int depth = 2; depth <= 6; depth += 2)
+                    if (slim_has(p.k.f(), p.k.blocks(), {split, depth}, p.K, M))
+                        bad += check_one(p, form & 4 ? scaled : plain, M, {0, 0, 0}, form, form & 1,
+                                         {split, depth});
+    return bad;
+}
+
+static int check_shape(kind k, int N, int K, bool all_plans, bool slim)
 {
     static const int batches[] = {1, 2, 7, 8, 9, 16, 17, 32, 33, 64};
     int bad = 0;
@@ -132,8 +152,9 @@ static int check_shape(kind k, int N, int K, bool all_plans)
     const sums plain = multiply(p.x, p.w, ROWS_MAX_M, K, NULL, k.blocks() ? p.ws.data() : NULL);
     const sums scaled =
         k.blocks() ? multiply(p.x, p.w, ROWS_MAX_M, K, p.xs.data(), p.ws.data()) : plain;
+    bad += check_slim(p, plain, scaled);
     for (int M : batches) {
-        if (M > k.most()) continue;
+        if (M > k.most() || slim) continue;
         for (int form : {0, 3, 4, 7, 8, 15})
             bad += check_one(p, form & 4 ? scaled : plain, M, rows_choose(k.f(), N, K, M), form,
                              form & 1);
@@ -148,17 +169,17 @@ static int check_shape(kind k, int N, int K, bool all_plans)
     return bad;
 }
 
-static int check(void)
+static int check(bool slim)
 {
     int bad = 0;
     for (int id = 0; id < 4; id++) {
         const kind k = {id};
-        bad += check_shape(k, 1, 16, true);
-        bad += check_shape(k, 33, 208, true);
-        bad += check_shape(k, 300, 1040, true);
-        bad += check_shape(k, 1000, 4096, true);
-        bad += check_shape(k, 4096, 14336, false);
-        bad += check_shape(k, 6144, 4096, false);
+        bad += check_shape(k, 1, 16, true, slim);
+        bad += check_shape(k, 33, 208, true, slim);
+        bad += check_shape(k, 300, 1040, true, slim);
+        bad += check_shape(k, 1000, 4096, true, slim);
+        bad += check_shape(k, 4096, 14336, false, slim);
+        bad += check_shape(k, 6144, 4096, false, slim);
     }
     printf("rows: %d products, %d wrong\n", n_checked, bad);
     return bad;
@@ -166,7 +187,38 @@ static int check(void)
 
 /* ---- time ---------------------------------------------------------------------------------------
  */
-static void time_shape(kind k, int shape, double roof, cudaStream_t st)
+static void time_slim(kind k, int shape, rows_call c, const std::vector<rows_weight> &map,
+                      double roof, cudaStream_t st)
+{
+    const int N = shapes_8b[shape][0], K = shapes_8b[shape][1];
+    const double bytes = (double)N * K * code_bytes(k.c());
+    for (int M : {1, 2, 4, 8}) {
+        const slim_plan own = slim_choose(k.f(), k.blocks(), N, K, M);
+        for (int split = 1; split <= 4; split *= 2)
+            for (int depth = 2; depth <= 6; depth += 2) {
+                const bool chosen = own.split == split && own.depth == depth;
+                if (!slim_has(k.f(), k.blocks(), {split, depth}, K, M)) continue;
+                if (!chosen && split > own.split && split > 1) continue;
+                const char *why = NULL;
+                double us[2];
+                c.M = M;
+                for (int pdl = 0; pdl < 2; pdl++)
+                    us[pdl] = time_graph(st, 16, [&](int i) {
+                        c.w = &map[(size_t)i % map.size()];
+                        c.pdl = pdl;
+                        if (const char *bad = slim_run_as(&c, {split, depth})) why = bad;
+                    });
+                printf("slim %-11s %-8s M %2d %8.2f us %3.0f %%  pdl %8.2f us %5.2f TB/s %3.0f %%  "
+                       "split %d depth %d%s%s%s\n",
+                       formats[k.id], shape_names[shape], M, us[0],
+                       100 * bytes / us[0] / 1e6 / roof, us[1], bytes / us[1] / 1e6,
+                       100 * bytes / us[1] / 1e6 / roof, split, depth, chosen ? " *" : "",
+                       why ? "  " : "", why ? why : "");
+            }
+    }
+}
+
+static void time_shape(kind k, int shape, bool slim, double roof, cudaStream_t st)
 {
     const int N = shapes_8b[shape][0], K = shapes_8b[shape][1], G = (K + 127) / 128;
     const size_t bytes = (size_t)N * K * code_bytes(k.c());
@@ -185,17 +237,19 @@ static void time_shape(kind k, int shape, double roof, cudaStream_t st)
     scale = to_device(make_floats((size_t)N + (size_t)(N / 128 + 1) * G, 0.01f, 0.02f));
     xs = to_device(make_floats((size_t)ROWS_MAX_M * G, 0.5f, 3));
     CK(cudaMalloc(&y, (size_t)ROWS_MAX_M * N * 2));
+    rows_call c = {};
+    c.scales = k.id == 0 ? ROWS_UNSCALED : k.blocks() ? ROWS_BLOCK : ROWS_ROW;
+    c.scale = k.id == 0 ? NULL : scale;
+    if (k.blocks())
+        c.x_scale = xs, c.ld_x_scale = G;
+    else if (k.id)
+        c.row_scale = xs;
+    c.x = x, c.y = y, c.y_bf16 = 1, c.ldx = K, c.ldy = N, c.stream = st;
+    time_slim(k, shape, c, map, roof, st);
     for (int M : {1, 8, 16, 32, 64}) {
-        if (M > k.most() || (M == 32 && !k.blocks())) continue;
+        if (M > k.most() || (M == 32 && !k.blocks()) || slim) continue;
         double us[2];
-        rows_call c = {};
-        c.scales = k.id == 0 ? ROWS_UNSCALED : k.blocks() ? ROWS_BLOCK : ROWS_ROW;
-        c.scale = k.id == 0 ? NULL : scale;
-        if (k.blocks())
-            c.x_scale = xs, c.ld_x_scale = G;
-        else if (k.id)
-            c.row_scale = xs;
-        c.x = x, c.y = y, c.y_bf16 = 1, c.ldx = K, c.ldy = N, c.M = M, c.stream = st;
+        c.M = M;
         c.plan = rows_choose(k.f(), N, K, M);
         const char *why = NULL;
         for (int pdl = 0; pdl < 2; pdl++)
@@ -216,8 +270,18 @@ static void time_shape(kind k, int shape, double roof, cudaStream_t st)
 
 int main(int argc, char **argv)
 {
-    const char *what = argc > 1 ? argv[1] : "";
+    bool wanted[3] = {}; /* check, time, slim */
     int bad = 0;
+    for (int i = 1; i < argc; i++) {
+        const std::string a = argv[i];
+        const int n = a == "check" ? 0 : a == "time" ? 1 : a == "slim" ? 2 : -1;
+        if (n < 0) {
+            fprintf(stderr, "rows: what is \"%s\"? Known: check, time, slim\n", argv[i]);
+            return 2;
+        }
+        wanted[n] = true;
+    }
+    if (!wanted[0] && !wanted[1]) wanted[0] = wanted[1] = true;
     cudaStream_t st;
     cudaDeviceProp p;
     if (cudaGetDeviceProperties(&p, 0) != cudaSuccess) {
@@ -225,12 +289,12 @@ int main(int argc, char **argv)
         return 0;
     }
     CK(cudaStreamCreate(&st));
-    if (strcmp(what, "time")) bad = check();
-    if (!strcmp(what, "check")) return bad != 0;
+    if (wanted[0]) bad = check(wanted[2]);
+    if (!wanted[1]) return bad != 0;
     const double roof = measure_roof(st);
     printf("%s, %d SMs, read roof %.2f TB/s\n", p.name, p.multiProcessorCount, roof);
     for (int id = 0; id < 4; id++)
         for (int s = 0; s < 5; s++)
-            time_shape({id}, s, roof, st);
+            time_shape({id}, s, wanted[2], roof, st);
     return bad != 0;
 }

@@ -197,7 +197,7 @@ static const kind kinds[] = {
 };
 enum { N_KINDS = sizeof kinds / sizeof *kinds };
 
-static const int64_t batches[] = {1, 2, 8, 9, 33, 64, 65, 130};
+static const int64_t batches[] = {1, 2, 3, 5, 8, 9, 33, 64, 65, 130};
 enum { N_BATCHES = sizeof batches / sizeof *batches };
 
 static void weight_of(const kind *k, qtensor *q, int64_t N, int64_t K)
@@ -234,6 +234,8 @@ static void shapes(void **state)
                 assert_string_equal(kern_linear_choice(p.g, 2)->row,
                                     by_lt && !p.widened ? "cuda-rows-lt" : "cuda-rows");
             assert_string_equal(kern_linear_choice(p.g, 0)->act, kinds[i].act);
+            assert_string_equal(kern_linear_choice(p.g, 0)->row, "cuda-slim-rows");
+            assert_string_equal(kern_linear_choice(p.g, 1)->row, "cuda-slim-rows");
             for (int b = 0; b < N_BATCHES; b++)
                 check(kinds[i].text, &p, batches[b], &plain_form);
             drop_pair(&p);
@@ -393,7 +395,7 @@ static void nan_weight(void **state)
 static void launched(void **state)
 {
     (void)state;
-    static const gpu_op tested[] = {GPU_OP_rows, GPU_OP_lt, GPU_OP_widen};
+    static const gpu_op tested[] = {GPU_OP_slim, GPU_OP_rows, GPU_OP_lt, GPU_OP_widen};
     GPU_TESTED(gpu, tested);
 }
 

@@ -17,6 +17,7 @@
 #include "kern/cuda/experts.h"
 #include "kern/cuda/lt.h"
 #include "kern/cuda/rows.h"
+#include "kern/cuda/slim.h"
 #include "kern/cuda/small.h"
 #include "kern/cuda/wide.h"
 #ifdef __cplusplus
@@ -432,6 +433,7 @@ typedef struct gpu_all_reduce { /* x := its sum over all devices of the group, n
     X(small_experts, experts_call)                                                                 \
     X(wide_experts, experts_call)                                                                  \
     X(rows, rows_call)                                                                             \
+    X(slim, rows_call)                                                                             \
     X(lt, gpu_lt)                                                                                  \
     X(all_reduce, gpu_all_reduce)
 typedef enum gpu_op {
@@ -495,6 +497,7 @@ typedef struct gpu_api {
     const char *(*rows_refuse)(const rows_call *c);
     rows_plan (*rows_choose)(rows_format f, int N, int K, int M);
     int (*rows_has)(rows_format f, rows_plan p, int K, int M);
+    slim_plan (*slim_choose)(rows_format f, int blocks, int N, int K, int M);
     const char *(*lt_open)(lt **out, size_t work_bytes);
     void (*lt_close)(lt *l);
     const char *(*lt_plan)(lt *l, const lt_call *c, bool try_out);

@@ -1,5 +1,5 @@
 /* Plain kernels of weights in row-major order: codes widened to bf16 where a product wants such;
- * and, for the emulated plug-in, twins of rows and lt. */
+ * and, for the emulated plug-in, twins of rows, slim and lt. */
 #include "kern/cuda/plain_num.cuh"
 
 /* ---- widening -----------------------------------------------------------------------------------
@@ -45,22 +45,21 @@ extern "C" const char *cuda_widen(const void *args_, void *stream)
  */
 #ifdef TARE_EMULATED
 #include "kern/cuda/lt_rules.h"
-#include "kern/cuda/rows_plan.h"
+#include "kern/cuda/slim_plan.h"
 #include "kern/cuda/table.h"
 #include <stdlib.h>
 
-/* The tensor map of the twin: the address and the row stride. */
 extern "C" const char *rows_prepare(rows_weight *out, rows_format f, const void *w, int64_t ldw,
                                     int64_t N, int64_t K)
 {
     const char *why = rows_refuse_weight(f, w, ldw, N, K);
     if (why) return why;
     *out = rows_weight{};
-    out->map[0] = (uint64_t)(uintptr_t)w;
-    out->map[1] = (uint64_t)ldw;
     out->format = f;
     out->N = (int)N;
     out->K = (int)K;
+    out->at = w;
+    out->ld = ldw;
     return NULL;
 }
 
@@ -92,15 +91,14 @@ static __global__ void rows_twin(const rows_call c)
     const rows_weight *w = c.w;
     if (i >= (int64_t)c.M * w->N) return;
     const int64_t m = i / w->N, n = i % w->N, groups = (w->K + 127) / 128;
-    const void *base = (const void *)(uintptr_t)w->map[0];
+    const void *base = w->at;
     const uint16_t *x = (const uint16_t *)c.x + m * c.ldx;
     float sum = 0;
     for (int64_t g = 0; g < groups; g++) {
         const int64_t end = (g + 1) * 128 < w->K ? (g + 1) * 128 : w->K;
         float part = 0, by = 1;
         for (int64_t k = g * 128; k < end; k++)
-            part =
-                fmaf(bf16_f32(x[k]), weight_at(w->format, base, n * (int64_t)w->map[1] + k), part);
+            part = fmaf(bf16_f32(x[k]), weight_at(w->format, base, n * w->ld + k), part);
         if (c.scales == ROWS_BLOCK) by = c.scale[n / 128 * groups + g];
         if (c.x_scale) by *= c.x_scale[m * c.ld_x_scale + g];
         sum = fmaf(part, by, sum);
@@ -115,6 +113,21 @@ extern "C" const char *cuda_rows(const void *args, void *stream)
 {
     const rows_call *c = (const rows_call *)args;
     const char *why = rows_refuse_call(c);
+    if (why) return why;
+    return LAUNCH(rows_twin, (unsigned)(((int64_t)c->M * c->w->N + 255) / 256), 256, 0, stream, *c);
+}
+
+extern "C" slim_plan slim_choose(rows_format f, int blocks, int N, int K, int M)
+{
+    return slim_plan_for(f, blocks, N, K, M);
+}
+
+extern "C" const char *cuda_slim(const void *args, void *stream)
+{
+    const rows_call *c = (const rows_call *)args;
+    const int blocks = c->scales == ROWS_BLOCK;
+    const slim_plan p = slim_plan_for(c->w->format, blocks, c->w->N, c->w->K, c->M);
+    const char *why = slim_refuse_call(c, p);
     if (why) return why;
     return LAUNCH(rows_twin, (unsigned)(((int64_t)c->M * c->w->N + 255) / 256), 256, 0, stream, *c);
 }
@@ -219,6 +232,7 @@ extern "C" void cuda_dense_api(gpu_api *a)
     a->rows_refuse = rows_refuse;
     a->rows_choose = rows_choose;
     a->rows_has = rows_has;
+    a->slim_choose = slim_choose;
     a->lt_open = lt_open;
     a->lt_close = lt_close;
     a->lt_plan = lt_plan;

@@ -24,6 +24,13 @@ extern "C" const char *cuda_rows(const void *args, void *stream)
     return rows_run(&c);
 }
 
+extern "C" const char *cuda_slim(const void *args, void *stream)
+{
+    rows_call c = *(const rows_call *)args;
+    c.stream = stream;
+    return slim_run(&c);
+}
+
 extern "C" const char *cuda_lt(const void *args, void *stream)
 {
     const gpu_lt *a = (const gpu_lt *)args;
@@ -47,6 +54,7 @@ extern "C" void cuda_dense_api(gpu_api *a)
     a->rows_refuse = rows_refuse;
     a->rows_choose = rows_choose;
     a->rows_has = rows_has;
+    a->slim_choose = slim_choose;
     a->lt_open = lt_open;
     a->lt_close = lt_close;
     a->lt_plan = lt_plan;

@@ -77,6 +77,8 @@ extern "C" const char *rows_prepare(rows_weight *out, rows_format f, const void 
     out->format = f;
     out->N = (int)N;
     out->K = (int)K;
+    out->at = w;
+    out->ld = ldw;
     return NULL;
 }
 

@@ -30,6 +30,8 @@ typedef struct rows_weight { /* made once a weight, by rows_prepare */
     uint64_t map[16];        /* the tensor map */
     rows_format format;
     int N, K;
+    const void *at; /* where it lies */
+    int64_t ld;     /* elements from a row to the next */
 } rows_weight;
 
 typedef struct rows_plan { /* what a shape is computed by */

@@ -1,13 +1,14 @@
 /* Layout "dense": weights in row-major order as they lie in a checkpoint, bf16, e4m3 or int8, one
- * copy for every M. Few rows are multiplied by operator `rows` (the weight streams once), more by
- * cuBLASLt (operator `lt`); where that is not to be had, by `rows`, 64 rows at a time.
+ * copy for every M. Up to 8 rows are multiplied by operator `slim`, some more by `rows` (in both
+ * the weight streams once), many by cuBLASLt (operator `lt`); where that is not to be had, by
+ * `rows`, 64 rows at a time.
  *
  * Neighbouring shards whose inputs are treated alike lie behind one another and are one product (a
  * *part*). The input of a part becomes
  *
  *   16 bits    bf16, as it comes
  *   quantized  codes and their scales (operator `quant`, the rules of kern/act.c): as bf16 numbers
- *              for `rows`, as bytes for `lt`
+ *              for `slim` and `rows`, as bytes for `lt`
  *
  * 8-bit weights whose input is not quantized are widened to bf16, piece after piece, for `lt`: the
  * one place where numbers are rounded that the CPU does not round. */
@@ -215,6 +216,23 @@ static const char *plan_part(gpu_dev *g, const dense_part *p, int64_t K, bool bi
 
 /* ---- rows of the list ---------------------------------------------------------------------------
  */
+
+static const char *slim_refuse(const gpu_dev *g, const kern_linear_desc *d, int bucket)
+{
+    dense o = {0};
+    int of[KERN_MAX_SHARDS];
+    const int64_t K = d->shard[0]->K;
+    if (bucket > kern_bucket(SLIM_MAX_M)) return "more than 8 rows";
+    if (!g->api->slim_choose || !g->api->launch[GPU_OP_slim]) return "not in the plug-in";
+    cut(d, &o, of);
+    for (int i = 0; i < o.n; i++) {
+        const dense_part *p = &o.part[i];
+        const slim_plan most = g->api->slim_choose(p->format, p->scales == ROWS_BLOCK, (int)p->N,
+                                                   (int)K, bucket ? SLIM_MAX_M : 1);
+        if (!most.split) return "K does not fit shared memory";
+    }
+    return NULL;
+}
 
 static const char *few_refuse(const gpu_dev *g, const kern_linear_desc *d, int bucket)
 {
@@ -499,8 +517,9 @@ static dense_in in_codes(gpu_dev *g, const gpu_linear *l, const dense_act *act, 
     return r;
 }
 
-static void rows_part(gpu_dev *g, const dense_part *p, const dense_in *in, int64_t M, gpu_x y,
-                      int64_t ldy)
+/* By operator rows, or slim. */
+static void rows_part(gpu_dev *g, gpu_op op, const dense_part *p, const dense_in *in, int64_t M,
+                      gpu_x y, int64_t ldy)
 {
     rows_call c = {.w = &p->map,
                    .scales = p->scales,
@@ -519,7 +538,7 @@ static void rows_part(gpu_dev *g, const dense_part *p, const dense_in *in, int64
         c.ld_x_scale = in->row;
     } else
         c.row_scale = in->scale;
-    gpu__push(g, GPU_OP_rows, &c, sizeof c);
+    gpu__push(g, op, &c, sizeof c);
 }
 
 static bool widens_some(const dense *o)
@@ -538,8 +557,8 @@ static bool has_room(gpu_dev *g, const gpu_linear *l)
 }
 
 /* At most 64 rows. */
-static void run_rows(gpu_dev *g, const gpu_linear *l, const float *x, int64_t ldx, int64_t M,
-                     float *y, int64_t ldy)
+static void run_rows(gpu_dev *g, gpu_op op, const gpu_linear *l, const float *x, int64_t ldx,
+                     int64_t M, float *y, int64_t ldy)
 {
     const dense *o = l->own;
     dense_in in = {0};
@@ -553,8 +572,8 @@ static void run_rows(gpu_dev *g, const gpu_linear *l, const float *x, int64_t ld
             dense_in some = in;
             some.x = (const uint16_t *)in.x + m * in.ldx;
             if (in.scale) some.scale = in.scale + m * in.row;
-            rows_part(g, p, &some, M - m < most ? M - m : most, gpu__x(g, y + m * ldy + p->row0),
-                      ldy);
+            rows_part(g, op, p, &some, M - m < most ? M - m : most,
+                      gpu__x(g, y + m * ldy + p->row0), ldy);
         }
     }
 }
@@ -565,7 +584,15 @@ static void dense_rows(gpu_dev *g, const gpu_linear *l, int bucket, const float 
     (void)bucket;
     if (!has_room(g, l)) return;
     for (int64_t m = 0; m < M; m += ROWS_MAX_M)
-        run_rows(g, l, x + m * ldx, ldx, M - m < ROWS_MAX_M ? M - m : ROWS_MAX_M, y + m * ldy, ldy);
+        run_rows(g, GPU_OP_rows, l, x + m * ldx, ldx, M - m < ROWS_MAX_M ? M - m : ROWS_MAX_M,
+                 y + m * ldy, ldy);
+}
+
+static void dense_slim(gpu_dev *g, const gpu_linear *l, int bucket, const float *x, int64_t ldx,
+                       int64_t M, float *y, int64_t ldy)
+{
+    (void)bucket;
+    if (has_room(g, l)) run_rows(g, GPU_OP_slim, l, x, ldx, M, y, ldy);
 }
 
 /* A weight that is not in bf16, some rows of it after the other. */
@@ -691,12 +718,13 @@ static void dense_choice(const gpu_linear *l, int bucket, kern_choice *out)
                                   : "per token");
 }
 
+static const gpu_linear_row row_slim = {"cuda-slim-rows", slim_refuse, dense_slim};
 static const gpu_linear_row row_few = {"cuda-rows", few_refuse, dense_rows};
 static const gpu_linear_row row_middle = {"cuda-rows-lt", middle_refuse, dense_middle};
 static const gpu_linear_row row_lt = {"cuda-lt", lt_refuse, dense_lt};
 static const gpu_linear_row row_pieces = {"cuda-rows-by-64", pieces_refuse, dense_rows};
-static const gpu_linear_row *const dense_list[] = {&row_middle, &row_few, &row_lt, &row_pieces,
-                                                   NULL};
+static const gpu_linear_row *const dense_list[] = {&row_slim, &row_middle, &row_few,
+                                                   &row_lt,   &row_pieces, NULL};
 const gpu_layout gpu__layout_dense = {.name = "dense",
                                       .rows = dense_list,
                                       .refuse = dense_refuse,

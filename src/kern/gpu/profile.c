@@ -120,6 +120,7 @@ static void describe(const gpu_step *s, const gpu_rec *r, kern_op_time *t)
                (double)a->slots * (2.0 * a->K + (a->y_bf16 ? 2 : 4) * (double)a->N));
         break;
     }
+    case GPU_OP_slim:
     case GPU_OP_rows: {
         const rows_call *a = args;
         double bytes = a->w->format == ROWS_BF16 ? 2 : 1;

@@ -1,0 +1,109 @@
+/* Instances of slim.cuh and launching. */
+#include "kern/cuda/slim.cuh"
+
+typedef void slim_fn(const slim_args);
+#define OF(W, BLOCK)                                                                               \
+    {                                                                                              \
+        slim_kernel<W, 2, BLOCK>, slim_kernel<W, 4, BLOCK>, slim_kernel<W, 6, BLOCK>               \
+    }
+/* In the order of rows_format, the last with block scales; by half the depth. */
+static slim_fn *const kernels[][3] = {OF(rows_bf16, false), OF(rows_e4m3, false),
+                                      OF(rows_int8, false), OF(rows_e4m3, true)};
+
+extern "C" slim_plan slim_choose(rows_format f, int blocks, int N, int K, int M)
+{
+    return slim_plan_for(f, blocks, N, K, M);
+}
+
+extern "C" int slim_has(rows_format f, int blocks, slim_plan p, int K, int M)
+{
+    return M >= 1 && M <= SLIM_MAX_M && slim_fits(f, blocks, p, K, M, SLIM_ALONE_LIMIT);
+}
+
+static slim_args args_of(const rows_call *c, slim_plan p, const slim_mem &mem)
+{
+    const rows_format f = c->w->format;
+    slim_args a;
+    a.w = (const uint8_t *)c->w->at;
+    a.x = (const uint16_t *)c->x;
+    a.scale = c->scale;
+    a.bias = c->bias;
+    a.row_scale = c->row_scale;
+    a.x_scale = c->x_scale;
+    a.y = c->y;
+    a.row_bytes = c->w->ld * rows_element(f);
+    a.ldx = c->ldx, a.ld_x_scale = c->ld_x_scale, a.ldy = c->ldy;
+    a.N = c->w->N, a.K = c->w->K, a.M = c->M, a.y_bf16 = c->y_bf16;
+    a.k_bytes = c->w->K * rows_element(f);
+    a.scale_step = c->scales == ROWS_ROW;
+    a.split = p.split;
+    a.tiles = rows_over(c->w->N, SLIM_ROWS);
+    a.all = slim_slices(f, c->w->K);
+    a.each = rows_over(a.all, p.split);
+    a.mem = mem;
+    return a;
+}
+
+/* Blocks, or clusters, that work side by side, one a multiprocessor; takes the attribute of
+ * clusters in. */
+static cudaError_t room(slim_fn *kernel, cudaLaunchConfig_t *cfg, int split, int *most)
+{
+    int device = 0, sms = 0, held = 0;
+    cudaError_t rc = cudaGetDevice(&device);
+    if (rc == cudaSuccess)
+        rc = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+    if (rc == cudaSuccess)
+        rc = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  (int)cfg->dynamicSmemBytes);
+    if (rc == cudaSuccess) /* also for the block of another kernel beside it */
+        rc = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                  cudaSharedmemCarveoutMaxShared);
+    *most = sms / split;
+    if (rc != cudaSuccess || split == 1) return rc;
+    cfg->attrs[0].id = cudaLaunchAttributeClusterDimension;
+    cfg->attrs[0].val.clusterDim.x = (unsigned)split;
+    cfg->attrs[0].val.clusterDim.y = cfg->attrs[0].val.clusterDim.z = 1;
+    cfg->numAttrs = 1;
+    cfg->gridDim = dim3((unsigned)(*most * split));
+    rc = cudaOccupancyMaxActiveClusters(&held, kernel, cfg);
+    if (held < *most) *most = held;
+    return rc;
+}
+
+extern "C" const char *slim_run_as(const rows_call *c, slim_plan p)
+{
+    const char *why = slim_refuse_call(c, p);
+    if (why) return why;
+    const rows_format f = c->w->format;
+    const int blocks = c->scales == ROWS_BLOCK;
+    const slim_mem mem =
+        slim_layout(f, blocks, p, rows_over(slim_slices(f, c->w->K), p.split), c->M);
+    slim_fn *kernel = kernels[blocks ? 3 : f][p.depth / 2 - 1];
+    cudaLaunchAttribute at[2];
+    cudaLaunchConfig_t cfg = {};
+    int most = 0;
+    cfg.blockDim = dim3((SLIM_WARPS + 1) * 32);
+    cfg.dynamicSmemBytes = mem.end;
+    cfg.stream = (cudaStream_t)c->stream;
+    cfg.attrs = at;
+    cudaError_t rc = room(kernel, &cfg, p.split, &most);
+    if (rc != cudaSuccess) return cudaGetErrorString(rc);
+    if (most < 1) return "no block of this size fits the device";
+    /* The same number of tiles for every block, as far as it goes. */
+    slim_args a = args_of(c, p, mem);
+    a.step = rows_over(a.tiles, rows_over(a.tiles, most));
+    cfg.gridDim = dim3((unsigned)(a.step * p.split));
+    if (c->pdl) {
+        at[cfg.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        at[cfg.numAttrs].val.programmaticStreamSerializationAllowed = 1;
+        cfg.numAttrs++;
+    }
+    rc = cudaLaunchKernelEx(&cfg, kernel, a);
+    return rc == cudaSuccess ? NULL : cudaGetErrorString(rc);
+}
+
+extern "C" const char *slim_run(const rows_call *c)
+{
+    return slim_run_as(
+        c, slim_plan_for(c->w->format, c->scales == ROWS_BLOCK, c->w->N, c->w->K, c->M));
+}
