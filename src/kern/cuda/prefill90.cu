@@ -72,5 +72,5 @@ extern "C" const char *prefill90_run(const gpu_attention *a, int least, void *st
     if (n > tiles(a)) n = (int)tiles(a);
     why = ALLOW_SMEM(e->kernel, e->smem);
     if (why) return why;
-    return LAUNCH(e->kernel, (unsigned)n, PREFILL90_THREADS, e->smem, stream, *a, least);
+    return LAUNCH_EARLY(e->kernel, (unsigned)n, PREFILL90_THREADS, e->smem, stream, *a, least);
 }

@@ -556,15 +556,18 @@ static __device__ __forceinline__ void prefill90_out(const gpu_attention &a, con
     }
 }
 
-/* Waits for number `use` of K or V. Copies of threads are ordinary writes: products see them after
- * a fence. */
+/* Waits for number `use` of K or V, which lies at the place that is returned. Copies of threads are
+ * ordinary writes: products see them after a fence. */
 template <class S>
 static __device__ __forceinline__ uint32_t prefill90_take(uint32_t bar, int use, uint32_t at)
 {
     const uint32_t stage = (uint32_t)use % 2;
     ptx_mbar_await(bar + stage * 8, (uint32_t)use / 2 & 1);
-    if (!S::codes) ptx_proxy_fence();
     return ptx_wg_place(at + stage * S::part);
+}
+template <class S> static __device__ __forceinline__ void prefill90_fence(void)
+{
+    if (!S::codes) ptx_proxy_fence();
 }
 static __device__ __forceinline__ void prefill90_leave(uint32_t bar, int use)
 {
@@ -581,9 +584,11 @@ prefill90_step(prefill90_state<D> &st, uint32_t (&p)[8][4], uint32_t q, int use,
     typedef prefill90_shape<V, D> S;
     float s[64], f[2] = {1, 1};
     const uint32_t k = prefill90_take<S>(bar.k, use, smem + S::k);
+    const uint32_t v = prefill90_take<S>(bar.v, use - 1, smem + S::v);
+    prefill90_fence<S>();
     ptx_bar_sync(PREFILL90_TURN + half, 256);
     prefill90_scores<V, D>(s, q, k);
-    prefill90_values<V, D>(st.o, p, prefill90_take<S>(bar.v, use - 1, smem + S::v));
+    prefill90_values<V, D>(st.o, p, v);
     ptx_bar_arrive(PREFILL90_TURN + 1 - half, 256);
     ptx_wg_wait<1>();
     prefill90_leave(bar.k_left, use);
@@ -631,6 +636,7 @@ prefill90_multiply(const gpu_attention &a, const prefill_tile &t, int half, int 
     {
         float s[64], f[2];
         const uint32_t k = prefill90_take<S>(bar.k, done, smem + S::k);
+        ptx_proxy_fence(); /* q was copied by threads too */
         prefill90_scores<V, D>(s, q, k);
         ptx_wg_wait<0>();
         prefill90_leave(bar.k_left, done);
@@ -648,6 +654,7 @@ prefill90_multiply(const gpu_attention &a, const prefill_tile &t, int half, int 
     for (; j < n; j++)
         prefill90_step<V, D, false>(st, p, q, done + j, half, left, scale.by, a.H, bar, smem);
     const uint32_t v = prefill90_take<S>(bar.v, done + n - 1, smem + S::v);
+    prefill90_fence<S>();
     prefill90_values<V, D>(st.o, p, v);
     ptx_wg_wait<0>();
     prefill90_leave(bar.v_left, done + n - 1);
@@ -676,6 +683,9 @@ __global__ void __launch_bounds__(PREFILL90_THREADS, 1)
         ptx_mbar_fence();
     }
     __syncthreads();
+    ptx_pdl_wait();
+    ptx_pdl_go(); /* not before: decode begins with keys that kernels in front of this have stored
+                   */
     if (threadIdx.x < PREFILL90_CARRY) {
         ptx_fewer_registers<S::few>();
         prefill90_carry_all<V, D>(a, least, tiles, smem);
@@ -690,7 +700,6 @@ __global__ void __launch_bounds__(PREFILL90_THREADS, 1)
         const prefill_tile &t = tiles[k % 2];
         ptx_mbar_await(bar.tile + k % 2 * 8, k / 2 & 1);
         if (!t.rows) break;
-        ptx_proxy_fence(); /* q was copied by threads */
         prefill90_multiply<V, D>(a, t, half, done, smem + k % 2 * S::part, bar, smem);
         done += prefill90_tiles(t);
         __syncwarp(); /* lanes still read the tile */

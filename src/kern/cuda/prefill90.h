@@ -9,7 +9,8 @@ extern "C" {
 
 /* Why prefill90_run does not take this, or NULL. Reads nothing of the device. */
 __attribute__((visibility("default"))) const char *prefill90_refuse(const gpu_attention *a);
-/* As prefill_run (prefill.h); counts tiles in the first two words of work, which it leaves zero. */
+/* As prefill_run (prefill.h); counts tiles in the first two words of work, which it leaves zero.
+ * May start before the kernel in front of it has ended. */
 __attribute__((visibility("default"))) const char *prefill90_run(const gpu_attention *a, int least,
                                                                  void *stream);
 
