@@ -18,7 +18,8 @@
  * bf16 pages are copied piece by piece, each to its place. Pages of fp8 codes come as they are by
  * bulk copies into a ring of their own; the carrying warps widen them to f16.
  *
- * Blocks stay: each takes the next tile from a counter until there are no more. */
+ * Blocks stay: each takes the next tile from a counter until there are no more. `done` counts the
+ * K's (as many as V's) of a block's tiles before: number i of all is in stage i%2. */
 #ifndef KERN_CUDA_PREFILL90_CUH
 #define KERN_CUDA_PREFILL90_CUH
 #include "kern/cuda/prefill.cuh"
@@ -683,9 +684,10 @@ __global__ void __launch_bounds__(PREFILL90_THREADS, 1)
         ptx_mbar_fence();
     }
     __syncthreads();
+    /* In this order: decode, which may follow, begins with keys that earlier kernels have stored.
+     */
     ptx_pdl_wait();
-    ptx_pdl_go(); /* not before: decode begins with keys that kernels in front of this have stored
-                   */
+    ptx_pdl_go();
     if (threadIdx.x < PREFILL90_CARRY) {
         ptx_fewer_registers<S::few>();
         prefill90_carry_all<V, D>(a, least, tiles, smem);
