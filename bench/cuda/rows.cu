@@ -18,6 +18,10 @@ struct kind { /* a format, or 3: block scales */
     int id;
     rows_format f() const { return id == 3 ? ROWS_E4M3 : (rows_format)id; }
     bool blocks() const { return id == 3; }
+    int how(bool codes) const
+    {
+        return (codes && id ? SLIM_CODES : 0) | (blocks() ? SLIM_BLOCKS : 0);
+    }
     code c() const { return id == 0 ? CODE_BF16 : id == 2 ? CODE_INT8 : CODE_E4M3; }
     int most() const { return id == 3 ? ROWS_MAX_BLOCK_M : ROWS_MAX_M; }
 };
@@ -33,6 +37,17 @@ struct problem {
     rows_weight map;
 };
 
+/* n numbers as bf16: any, or such as codes of the weight's type stand for. */
+static uint8_t *make_x(kind k, size_t n, std::vector<float> &value)
+{
+    if (k.id == 0) return to_device(make_codes(CODE_BF16, n, value));
+    std::vector<__nv_bfloat16> x(n);
+    make_codes(k.c(), n, value);
+    for (size_t i = 0; i < n; i++)
+        x[i] = __float2bfloat16(value[i]);
+    return (uint8_t *)to_device(x);
+}
+
 static problem make_problem(kind k, int N, int K)
 {
     problem p = {};
@@ -43,7 +58,7 @@ static problem make_problem(kind k, int N, int K)
     repeat_rows<<<1024, 256>>>((uint4 *)few, row, DISTINCT, N, (uint4 *)p.dw);
     CK(cudaDeviceSynchronize());
     cudaFree(few);
-    p.dx = to_device(make_codes(CODE_BF16, (size_t)ROWS_MAX_M * K, p.x));
+    p.dx = make_x(k, (size_t)ROWS_MAX_M * K, p.x);
     p.scale = make_floats(DISTINCT, 0.01f, 0.02f);
     p.bias = make_floats(DISTINCT, -2, 2);
     p.row_scale = make_floats(ROWS_MAX_M, 0.5f, 3);
@@ -74,7 +89,7 @@ static void drop_problem(problem &p)
 static int n_checked;
 
 /* form: 1 = y in bf16, 2 = bias, 4 = scales of the rows of x (blocks: of its groups), 8 = no
- * scales of W where it can be. */
+ * scales of W where it can be, 16 = slim is told that x is codes. */
 static int check_one(const problem &p, const sums &s, int M, rows_plan plan, int form, int pdl,
                      slim_plan slim = {0, 0})
 {
@@ -98,6 +113,7 @@ static int check_one(const problem &p, const sums &s, int M, rows_plan plan, int
             c.row_scale = p.drow;
     }
     c.y = dy, c.y_bf16 = bf16, c.ldx = p.K, c.ldy = ldy, c.M = M, c.plan = plan, c.pdl = pdl;
+    c.x_codes = form & 16;
     const char *why = slim.split ? slim_run_as(&c, slim) : rows_run(&c);
     cudaError_t rc = why ? cudaSuccess : cudaDeviceSynchronize();
     if (rc != cudaSuccess) why = cudaGetErrorString(rc);
@@ -135,10 +151,10 @@ static int check_slim(const problem &p, const sums &plain, const sums &scaled)
 {
     int bad = 0;
     for (int M : {1, 2, 3, 4, 5, 7, 8})
-        for (int form : {0, 3, 4, 7, 8, 15})
+        for (int form : {0, 3, 4, 7, 8, 15, 20, 23})
             for (int split = 1; split <= 8; split *= 2)
                 for (int depth = 2; depth <= 6; depth += 2)
-                    if (slim_has(p.k.f(), p.k.blocks(), {split, depth}, p.K, M))
+                    if (slim_has(p.k.f(), p.k.how(form & 16), {split, depth}, p.K, M))
                         bad += check_one(p, form & 4 ? scaled : plain, M, {0, 0, 0}, form, form & 1,
                                          {split, depth});
     return bad;
@@ -193,11 +209,11 @@ static void time_slim(kind k, int shape, rows_call c, const std::vector<rows_wei
     const int N = shapes_8b[shape][0], K = shapes_8b[shape][1];
     const double bytes = (double)N * K * code_bytes(k.c());
     for (int M : {1, 2, 4, 8}) {
-        const slim_plan own = slim_choose(k.f(), k.blocks(), N, K, M);
+        const slim_plan own = slim_choose(k.f(), k.how(true), N, K, M);
         for (int split = 1; split <= 4; split *= 2)
             for (int depth = 2; depth <= 6; depth += 2) {
                 const bool chosen = own.split == split && own.depth == depth;
-                if (!slim_has(k.f(), k.blocks(), {split, depth}, K, M)) continue;
+                if (!slim_has(k.f(), k.how(true), {split, depth}, K, M)) continue;
                 if (!chosen && split > own.split && split > 1) continue;
                 const char *why = NULL;
                 double us[2];
@@ -233,7 +249,7 @@ static void time_shape(kind k, int shape, bool slim, double roof, cudaStream_t s
     for (int i = 0; i < copies; i++)
         if (const char *why = rows_prepare(&map[i], k.f(), w + bytes * (size_t)i, K, N, K))
             printf("rows_prepare: %s\n", why), exit(1);
-    x = to_device(make_codes(CODE_BF16, (size_t)ROWS_MAX_M * K, ones));
+    x = make_x(k, (size_t)ROWS_MAX_M * K, ones);
     scale = to_device(make_floats((size_t)N + (size_t)(N / 128 + 1) * G, 0.01f, 0.02f));
     xs = to_device(make_floats((size_t)ROWS_MAX_M * G, 0.5f, 3));
     CK(cudaMalloc(&y, (size_t)ROWS_MAX_M * N * 2));
@@ -245,6 +261,7 @@ static void time_shape(kind k, int shape, bool slim, double roof, cudaStream_t s
     else if (k.id)
         c.row_scale = xs;
     c.x = x, c.y = y, c.y_bf16 = 1, c.ldx = K, c.ldy = N, c.stream = st;
+    c.x_codes = k.id != 0;
     time_slim(k, shape, c, map, roof, st);
     for (int M : {1, 8, 16, 32, 64}) {
         if (M > k.most() || (M == 32 && !k.blocks()) || slim) continue;

@@ -497,7 +497,7 @@ typedef struct gpu_api {
     const char *(*rows_refuse)(const rows_call *c);
     rows_plan (*rows_choose)(rows_format f, int N, int K, int M);
     int (*rows_has)(rows_format f, rows_plan p, int K, int M);
-    slim_plan (*slim_choose)(rows_format f, int blocks, int N, int K, int M);
+    slim_plan (*slim_choose)(rows_format f, int how, int N, int K, int M);
     const char *(*lt_open)(lt **out, size_t work_bytes);
     void (*lt_close)(lt *l);
     const char *(*lt_plan)(lt *l, const lt_call *c, bool try_out);

@@ -117,16 +117,15 @@ extern "C" const char *cuda_rows(const void *args, void *stream)
     return LAUNCH(rows_twin, (unsigned)(((int64_t)c->M * c->w->N + 255) / 256), 256, 0, stream, *c);
 }
 
-extern "C" slim_plan slim_choose(rows_format f, int blocks, int N, int K, int M)
+extern "C" slim_plan slim_choose(rows_format f, int how, int N, int K, int M)
 {
-    return slim_plan_for(f, blocks, N, K, M);
+    return slim_plan_for(f, how, N, K, M);
 }
 
 extern "C" const char *cuda_slim(const void *args, void *stream)
 {
     const rows_call *c = (const rows_call *)args;
-    const int blocks = c->scales == ROWS_BLOCK;
-    const slim_plan p = slim_plan_for(c->w->format, blocks, c->w->N, c->w->K, c->M);
+    const slim_plan p = slim_plan_for(c->w->format, slim_how_of(c), c->w->N, c->w->K, c->M);
     const char *why = slim_refuse_call(c, p);
     if (why) return why;
     return LAUNCH(rows_twin, (unsigned)(((int64_t)c->M * c->w->N + 255) / 256), 256, 0, stream, *c);

@@ -48,6 +48,7 @@ typedef struct rows_call {
     const void *x;          /* bf16 [M,K], row stride ldx, a multiple of 8, aligned to 16 bytes */
     const float *row_scale; /* [M] or NULL */
     const float *x_scale;   /* [M, K/128 rounded up], row stride ld_x_scale; ROWS_BLOCK only */
+    int x_codes;            /* x holds codes of the weight's 8-bit type, as bf16 */
     void *y;                /* [M,N] of f32 or bf16, row stride ldy */
     int y_bf16;
     int64_t ldx, ld_x_scale, ldy;

@@ -6,18 +6,21 @@ typedef void slim_fn(const slim_args);
     {                                                                                              \
         slim_kernel<W, 2, BLOCK>, slim_kernel<W, 4, BLOCK>, slim_kernel<W, 6, BLOCK>               \
     }
-/* In the order of rows_format, the last with block scales; by half the depth. */
-static slim_fn *const kernels[][3] = {OF(rows_bf16, false), OF(rows_e4m3, false),
-                                      OF(rows_int8, false), OF(rows_e4m3, true)};
+/* By slim_how, format and half the depth; NULL = what is refused. */
+static slim_fn *const kernels[4][ROWS_FORMATS][3] = {
+    {OF(slim_bf16, false), OF(slim_e4m3, false), OF(slim_int8, false)},
+    {OF(slim_bf16, false), OF(slim_e4m3_codes, false), OF(slim_int8_codes, false)},
+    {{NULL}, OF(slim_e4m3, true), {NULL}},
+    {{NULL}, OF(slim_e4m3_codes, true), {NULL}}};
 
-extern "C" slim_plan slim_choose(rows_format f, int blocks, int N, int K, int M)
+extern "C" slim_plan slim_choose(rows_format f, int how, int N, int K, int M)
 {
-    return slim_plan_for(f, blocks, N, K, M);
+    return slim_plan_for(f, how, N, K, M);
 }
 
-extern "C" int slim_has(rows_format f, int blocks, slim_plan p, int K, int M)
+extern "C" int slim_has(rows_format f, int how, slim_plan p, int K, int M)
 {
-    return M >= 1 && M <= SLIM_MAX_M && slim_fits(f, blocks, p, K, M, SLIM_ALONE_LIMIT);
+    return M >= 1 && M <= SLIM_MAX_M && slim_fits(f, how, p, K, M, SLIM_ALONE_LIMIT);
 }
 
 static slim_args args_of(const rows_call *c, slim_plan p, const slim_mem &mem)
@@ -75,10 +78,9 @@ extern "C" const char *slim_run_as(const rows_call *c, slim_plan p)
     const char *why = slim_refuse_call(c, p);
     if (why) return why;
     const rows_format f = c->w->format;
-    const int blocks = c->scales == ROWS_BLOCK;
-    const slim_mem mem =
-        slim_layout(f, blocks, p, rows_over(slim_slices(f, c->w->K), p.split), c->M);
-    slim_fn *kernel = kernels[blocks ? 3 : f][p.depth / 2 - 1];
+    const int how = slim_how_of(c);
+    const slim_mem mem = slim_layout(f, how, p, rows_over(slim_slices(f, c->w->K), p.split), c->M);
+    slim_fn *kernel = kernels[how][f][p.depth / 2 - 1];
     cudaLaunchAttribute at[2];
     cudaLaunchConfig_t cfg = {};
     int most = 0;
@@ -104,6 +106,5 @@ extern "C" const char *slim_run_as(const rows_call *c, slim_plan p)
 
 extern "C" const char *slim_run(const rows_call *c)
 {
-    return slim_run_as(
-        c, slim_plan_for(c->w->format, c->scales == ROWS_BLOCK, c->w->N, c->w->K, c->M));
+    return slim_run_as(c, slim_plan_for(c->w->format, slim_how_of(c), c->w->N, c->w->K, c->M));
 }

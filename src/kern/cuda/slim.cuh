@@ -56,6 +56,120 @@ static __device__ __forceinline__ void slim_copy16(uint32_t to, const void *from
         : "memory");
 }
 
+static __device__ __forceinline__ void slim_sts64(uint32_t at, uint32_t a, uint32_t b)
+{
+    asm volatile("st.shared.v2.u32 [%0], {%1,%2};" ::"r"(at), "r"(a), "r"(b) : "memory");
+}
+/* d[16x8] += a[16x32] b[32x8] of signed bytes, exact; lane l holds rows l/4 and l/4 + 8, four bytes
+ * of k at 4 (l%4) and at 16 + that. */
+static __device__ __forceinline__ void slim_mma_s8(int d[4], const uint32_t a[4], uint32_t b0,
+                                                   uint32_t b1)
+{
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+                 "{%8,%9}, {%0,%1,%2,%3};"
+                 : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* ---- formats ------------------------------------------------------------------------------------
+ * Those of rows.cuh, with x as bf16; where x is codes as well, of e4m3 as f16, which holds them and
+ * to which one instruction turns two codes of W, and of int8 as bytes, whose sums are exact. unit:
+ * bytes of 64 columns of a token; put: 8 columns of a token, piece number `piece` of its unit,
+ * where the lane's part of 64 bytes of W finds them at x_lane; multiply: 16 rows x 64 bytes, which
+ * are in raw: pieces of two rows. */
+template <class R> struct slim_of : R {
+    typedef float sum;
+    static constexpr int unit = 128;
+    static __device__ __forceinline__ void put(uint32_t to, int m, int piece, uint4 v)
+    {
+        ptx_sts128(to + (uint32_t)(m * 128 + (piece ^ R::x_turn(m)) * 16), v);
+    }
+    static __device__ __forceinline__ void multiply(const uint4 raw[2], uint32_t x, bool live,
+                                                    float (&acc)[2][4])
+    {
+#pragma unroll
+        for (int h = 0; h < R::halves; h++) {
+            uint32_t a[2][4], b[2][2];
+            uint4 v = make_uint4(0, 0, 0, 0);
+            if (live) v = ptx_lds128(x ^ (uint32_t)h * 16);
+            R::template weights<false>(raw, h, a);
+            R::template tokens<false>(v, b);
+            ptx_mma_bf16(acc[0], a[0], b[0][0], b[0][1]);
+            ptx_mma_bf16(acc[1], a[1], b[1][0], b[1][1]);
+        }
+    }
+};
+typedef slim_of<rows_bf16> slim_bf16;
+typedef slim_of<rows_e4m3> slim_e4m3;
+typedef slim_of<rows_int8> slim_int8;
+
+static __device__ __forceinline__ float slim_low(uint32_t w)
+{
+    return __uint_as_float(w << 16);
+}
+static __device__ __forceinline__ float slim_high(uint32_t w)
+{
+    return __uint_as_float(w & 0xffff0000u);
+}
+
+struct slim_e4m3_codes : slim_of<rows_e4m3> {
+    static __device__ __forceinline__ uint32_t f16(uint32_t w)
+    {
+        return ptx_pack_f16(slim_low(w), slim_high(w));
+    }
+    static __device__ __forceinline__ void put(uint32_t to, int m, int piece, uint4 v)
+    {
+        slim_of<rows_e4m3>::put(to, m, piece, make_uint4(f16(v.x), f16(v.y), f16(v.z), f16(v.w)));
+    }
+    static __device__ __forceinline__ void multiply(const uint4 raw[2], uint32_t x, bool live,
+                                                    float (&acc)[2][4])
+    {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            uint4 v = make_uint4(0, 0, 0, 0);
+            if (live) v = ptx_lds128(x ^ (uint32_t)h * 16);
+#pragma unroll
+            for (int s = 0; s < 2; s++) {
+                const uint32_t w0 = h ? s ? raw[0].w : raw[0].z : s ? raw[0].y : raw[0].x;
+                const uint32_t w1 = h ? s ? raw[1].w : raw[1].z : s ? raw[1].y : raw[1].x;
+                const uint32_t a[4] = {ptx_e4m3_f16(w0), ptx_e4m3_f16(w1), ptx_e4m3_f16(w0 >> 16),
+                                       ptx_e4m3_f16(w1 >> 16)};
+                ptx_mma_f16(acc[s], a, s ? v.z : v.x, s ? v.w : v.y);
+            }
+        }
+    }
+};
+
+struct slim_int8_codes {
+    typedef int sum;
+    static constexpr int units = 2, unit = 64;
+    static __device__ __forceinline__ uint32_t four(uint32_t a, uint32_t b)
+    {
+        return ((uint32_t)__float2int_rn(slim_low(a)) & 255) |
+               ((uint32_t)__float2int_rn(slim_high(a)) & 255) << 8 |
+               ((uint32_t)__float2int_rn(slim_low(b)) & 255) << 16 |
+               (uint32_t)__float2int_rn(slim_high(b)) << 24;
+    }
+    static __device__ __forceinline__ int x_lane(int lane, int part, int tokens)
+    {
+        return part * tokens * unit + lane / 4 * unit + lane % 4 * 16;
+    }
+    static __device__ __forceinline__ void put(uint32_t to, int m, int piece, uint4 v)
+    {
+        slim_sts64(to + (uint32_t)(m * unit + piece * 8), four(v.x, v.y), four(v.z, v.w));
+    }
+    static __device__ __forceinline__ void multiply(const uint4 raw[2], uint32_t x, bool live,
+                                                    int (&acc)[2][4])
+    {
+        uint4 v = make_uint4(0, 0, 0, 0);
+        if (live) v = ptx_lds128(x);
+        const uint32_t a[2][4] = {{raw[0].x, raw[1].x, raw[0].y, raw[1].y},
+                                  {raw[0].z, raw[1].z, raw[0].w, raw[1].w}};
+        slim_mma_s8(acc[0], a[0], v.x, v.y);
+        slim_mma_s8(acc[1], a[1], v.z, v.w);
+    }
+};
+
 /* ---- what comes in ------------------------------------------------------------------------------
  * The next step of a warp: slice number warp + 8 i of the block, tile number t. Lane l copies piece
  * l%8 of rows l/8, + 4, + 8, + 12. */
@@ -110,7 +224,7 @@ static __device__ __forceinline__ void slim_take_x(const slim_args &p, const sli
             const int unit = j + b * beside, slice = unit / W::units * SLIM_WARPS + warp;
             const int inside = slice * W::units + unit % W::units;
             const int col = (at.slice0 * W::units + inside) * 64 + piece * 8;
-            to[b] = x + (uint32_t)(inside * p.M * 128);
+            to[b] = x + (uint32_t)(inside * p.M * W::unit);
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 const int m = m0 + h * 4;
@@ -124,31 +238,13 @@ static __device__ __forceinline__ void slim_take_x(const slim_args &p, const sli
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 const int m = m0 + h * 4;
-                if (j + b * beside < units && m < p.M)
-                    ptx_sts128(to[b] + (uint32_t)(m * 128 + (piece ^ W::x_turn(m)) * 16), v[b][h]);
+                if (j + b * beside < units && m < p.M) W::put(to[b], m, piece, v[b][h]);
             }
     }
 }
 
 /* ---- products -----------------------------------------------------------------------------------
  */
-/* 16 rows x 64 bytes, which are in raw. */
-template <class W>
-static __device__ __forceinline__ void slim_multiply(const uint4 raw[2], uint32_t x, bool live,
-                                                     float (&acc)[2][4])
-{
-#pragma unroll
-    for (int h = 0; h < W::halves; h++) {
-        uint32_t a[2][4], b[2][2];
-        uint4 v = make_uint4(0, 0, 0, 0);
-        if (live) v = ptx_lds128(x ^ (uint32_t)h * 16);
-        W::template weights<false>(raw, h, a);
-        W::template tokens<false>(v, b);
-        ptx_mma_bf16(acc[0], a[0], b[0][0], b[0][1]);
-        ptx_mma_bf16(acc[1], a[1], b[1][0], b[1][1]);
-    }
-}
-
 /* What the products of a slice are multiplied by, for the lane's two tokens: block scales. */
 static __device__ __forceinline__ float slim_block_scale(const slim_args &p, const slim_at &at,
                                                          int t, int slice)
@@ -177,7 +273,8 @@ static __device__ __forceinline__ void slim_warp(const slim_args &p, const slim_
     int slot = 0;
     float scale = BLOCK ? slim_block_scale(p, at, 0, warp) : 0;
     for (int t = 0; t < at.tiles; t++) {
-        float tot[4] = {0, 0, 0, 0}, acc[2][4] = {};
+        float tot[4] = {0, 0, 0, 0};
+        typename W::sum acc[2][4] = {};
 #pragma unroll 1
         for (int i = 0; i < n_mine; i++) {
             const int slice = i * SLIM_WARPS + warp;
@@ -199,7 +296,7 @@ static __device__ __forceinline__ void slim_warp(const slim_args &p, const slim_
                                        : slim_block_scale(p, at, t + 1, warp);
 #pragma unroll
             for (int q = 0; q < 2; q++)
-                slim_multiply<W>(raw[q], x_lane[q] + (uint32_t)slice * p.mem.x_slice, live, acc);
+                W::multiply(raw[q], x_lane[q] + (uint32_t)slice * p.mem.x_slice, live, acc);
             if (!BLOCK) continue;
             const uint32_t xs = smem + p.mem.x_scales + (uint32_t)((slice * p.M + m) * 4);
             float f[2] = {by, by};
@@ -207,7 +304,7 @@ static __device__ __forceinline__ void slim_warp(const slim_args &p, const slim_
             if (p.x_scale && m + 1 < p.M) f[1] *= ptx_lds_f32(xs + 4);
 #pragma unroll
             for (int k = 0; k < 4; k++) {
-                tot[k] = fmaf(f[k % 2], acc[0][k] + acc[1][k], tot[k]);
+                tot[k] = fmaf(f[k % 2], (float)(acc[0][k] + acc[1][k]), tot[k]);
                 acc[0][k] = acc[1][k] = 0;
             }
         }
@@ -219,7 +316,7 @@ static __device__ __forceinline__ void slim_warp(const slim_args &p, const slim_
         for (int k = 0; k < 4; k++)
             if (m + k % 2 < p.M)
                 ptx_sts_f32(my + (uint32_t)(((m + k % 2) * SLIM_ROWS + k / 2 * 8) * 4),
-                            BLOCK ? tot[k] : acc[0][k] + acc[1][k]);
+                            BLOCK ? tot[k] : (float)(acc[0][k] + acc[1][k]));
         ptx_mbar_arrive(bar.full + (uint32_t)d * 8);
     }
 }

@@ -9,14 +9,15 @@ extern "C" {
 
 #define SLIM_MAX_M 8
 
-typedef struct slim_plan { /* what a shape is computed by */
-    int split;             /* blocks of a cluster that share K: 1, 2, 4, 8 */
-    int depth;             /* steps of every warp that are on their way: 2, 4, 6 */
+enum slim_how { SLIM_CODES = 1, SLIM_BLOCKS = 2 }; /* x is codes; scales of blocks */
+typedef struct slim_plan {                         /* what a shape is computed by */
+    int split; /* blocks of a cluster that share K: 1, 2, 4, 8 */
+    int depth; /* steps of every warp that are on their way: 2, 4, 6 */
 } slim_plan;
 
 /* Zeros where x does not fit shared memory. */
-slim_plan slim_choose(rows_format f, int blocks, int N, int K, int M);
-int slim_has(rows_format f, int blocks, slim_plan p, int K, int M);
+slim_plan slim_choose(rows_format f, int how, int N, int K, int M);
+int slim_has(rows_format f, int how, slim_plan p, int K, int M);
 /* NULL = launched (or captured); else why not. */
 const char *slim_run(const rows_call *c);
 /* The same by a plan of choice. */

@@ -16,6 +16,14 @@
 #define SLIM_SHARED_LIMIT (113 * 1024)
 #define SLIM_ALONE_LIMIT  (227 * 1024)
 
+static inline int slim_how_of(const rows_call *c)
+{
+    /* Sums of more bytes may not fit 32 bits. */
+    const int codes = c->x_codes && (c->w->format == ROWS_E4M3 ||
+                                     (c->w->format == ROWS_INT8 && c->w->K < 1 << 17));
+    return (codes ? SLIM_CODES : 0) | (c->scales == ROWS_BLOCK ? SLIM_BLOCKS : 0);
+}
+
 struct slim_mem { /* bytes from the start of shared memory; the ring is in front */
     uint32_t x, x_scales, parts, far_sums, bars, end;
     uint32_t x_slice; /* of a slice of K */
@@ -27,26 +35,27 @@ static inline int slim_slices(rows_format f, int K)
 }
 
 /* slices: of one block. */
-static inline slim_mem slim_layout(rows_format f, int blocks, slim_plan p, int slices, int M)
+static inline slim_mem slim_layout(rows_format f, int how, slim_plan p, int slices, int M)
 {
     slim_mem m;
-    m.x_slice = (uint32_t)((f == ROWS_BF16 ? 1 : 2) * M * 128);
+    const bool bytes = f == ROWS_INT8 && how & SLIM_CODES;
+    m.x_slice = (uint32_t)((f == ROWS_BF16 || bytes ? 1 : 2) * M * 128);
     m.x = (uint32_t)(p.depth * SLIM_WARPS * SLIM_STEP);
     m.x_scales = m.x + (uint32_t)slices * m.x_slice;
-    m.parts = m.x_scales + (uint32_t)(blocks ? (slices * M * 4 + 15) / 16 * 16 : 0);
+    m.parts = m.x_scales + (uint32_t)(how & SLIM_BLOCKS ? (slices * M * 4 + 15) / 16 * 16 : 0);
     m.far_sums = m.parts + (uint32_t)(SLIM_SUMS * SLIM_WARPS * SLIM_ROWS * M * 4);
     m.bars = m.far_sums + (uint32_t)(SLIM_SUMS * (p.split - 1) * SLIM_ROWS * M * 4);
     m.end = m.bars + 4 * SLIM_SUMS * 8;
     return m;
 }
 
-static inline bool slim_fits(rows_format f, int blocks, slim_plan p, int K, int M, int limit)
+static inline bool slim_fits(rows_format f, int how, slim_plan p, int K, int M, int limit)
 {
     const int all = slim_slices(f, K), each = rows_over(all, p.split);
     if (p.split != 1 && p.split != 2 && p.split != 4 && p.split != 8) return false;
     if (p.depth != 2 && p.depth != 4 && p.depth != 6) return false;
     if ((p.split - 1) * each >= all) return false; /* a block without work */
-    return slim_layout(f, blocks, p, each, M).end <= (uint32_t)limit;
+    return slim_layout(f, how, p, each, M).end <= (uint32_t)limit;
 }
 
 /* Steps of the busiest multiprocessor, with a charge for clusters, for little on its way, and where
@@ -61,7 +70,7 @@ static inline double slim_cost(rows_format f, slim_plan p, int N, int K, bool al
            (p.depth == 2 ? 1.1 : 1.0) * (alone ? 1.15 : 1.0);
 }
 
-static inline slim_plan slim_plan_for(rows_format f, int blocks, int N, int K, int M)
+static inline slim_plan slim_plan_for(rows_format f, int how, int N, int K, int M)
 {
     slim_plan best = {0, 0};
     double least = 0;
@@ -70,7 +79,7 @@ static inline slim_plan slim_plan_for(rows_format f, int blocks, int N, int K, i
             for (int depth = 6; depth >= 2; depth -= 2) {
                 const slim_plan p = {split, depth};
                 const int limit = alone ? SLIM_ALONE_LIMIT : SLIM_SHARED_LIMIT;
-                if (!slim_fits(f, blocks, p, K, M, limit)) continue;
+                if (!slim_fits(f, how, p, K, M, limit)) continue;
                 const double c = slim_cost(f, p, N, K, alone);
                 if (!best.split || c < least) best = p, least = c;
                 break;
@@ -81,7 +90,7 @@ static inline slim_plan slim_plan_for(rows_format f, int blocks, int N, int K, i
 static inline const char *slim_refuse_call(const rows_call *c, slim_plan p)
 {
     static thread_local char why[128];
-    const int blocks = c->scales == ROWS_BLOCK;
+    const int how = slim_how_of(c);
     rows_call like = *c;
     like.plan = rows_plan{1, 1, 1}; /* which there always is */
     const char *bad = rows_refuse_call(&like);
@@ -91,7 +100,7 @@ static inline const char *slim_refuse_call(const rows_call *c, slim_plan p)
         snprintf(why, sizeof why, "M = %d, made for 1 to %d", c->M, SLIM_MAX_M);
     else if (!p.split)
         snprintf(why, sizeof why, "x of K = %d, M = %d does not fit shared memory", c->w->K, c->M);
-    else if (!slim_fits(c->w->format, blocks, p, c->w->K, c->M, SLIM_ALONE_LIMIT))
+    else if (!slim_fits(c->w->format, how, p, c->w->K, c->M, SLIM_ALONE_LIMIT))
         snprintf(why, sizeof why, "no kernel of %d steps, K = %d cut in %d, M = %d", p.depth,
                  c->w->K, p.split, c->M);
     return *why ? why : NULL;

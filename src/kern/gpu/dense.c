@@ -227,8 +227,9 @@ static const char *slim_refuse(const gpu_dev *g, const kern_linear_desc *d, int 
     cut(d, &o, of);
     for (int i = 0; i < o.n; i++) {
         const dense_part *p = &o.part[i];
-        const slim_plan most = g->api->slim_choose(p->format, p->scales == ROWS_BLOCK, (int)p->N,
-                                                   (int)K, bucket ? SLIM_MAX_M : 1);
+        const slim_plan most =
+            g->api->slim_choose(p->format, p->scales == ROWS_BLOCK ? SLIM_BLOCKS : 0, (int)p->N,
+                                (int)K, bucket ? SLIM_MAX_M : 1);
         if (!most.split) return "K does not fit shared memory";
     }
     return NULL;
@@ -526,6 +527,7 @@ static void rows_part(gpu_dev *g, gpu_op op, const dense_part *p, const dense_in
                    .scale = p->scale,
                    .bias = p->bias,
                    .x = in->x,
+                   .x_codes = p->act.quant,
                    .ldx = in->ldx,
                    .y = y.p,
                    .y_bf16 = y.type == GPU_BF16,
