@@ -392,6 +392,44 @@ static void nan_weight(void **state)
     free_weight(&q);
 }
 
+/* Which layout is the first: rows, where these are multiplied as they lie however many there are.
+ */
+static void order(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        num_dtype scale;
+        int64_t N;
+        const char *layout;
+    } cases[] = {
+        {"w:bf16 a:bf16", NUM_NONE, 160, "dense"},
+        {"w:fp8_e4m3,channel a:fp8_e4m3,token", NUM_BF16, 160, "dense"},
+        {"w:int8,channel a:int8,token", NUM_BF16, 160, "dense"},
+        {"w:fp8_e4m3,channel a:bf16", NUM_BF16, 160, "packed"},
+        {"w:fp8_e4m3,channel a:bf16", NUM_BF16, 40, "dense"}, /* none is packed of such N */
+        {"w:int4,g128 a:bf16", NUM_BF16, 160, "packed"},
+        {"w:f32 a:f32", NUM_NONE, 160, "w32p16"},
+    };
+    gpu__of(gpu)->only = NULL;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        err e = {0};
+        qtensor q;
+        kern_linear *l = NULL;
+        weight_of(&(kind){cases[i].text, cases[i].scale, 0, false, NULL}, &q, cases[i].N, 256);
+        kern_linear_desc d = {.name = "one", .n_shards = 1, .shard = {&q}, .act = KERN_ACT_AUTO};
+        CHECK_OK(kern_linear_make(gpu, &d, &l, &e));
+        for (int b = 0; b < KERN_BUCKETS; b++)
+            if (strncmp(kern_linear_choice(l, b)->layout, cases[i].layout, strlen(cases[i].layout)))
+                fail_msg("%s, N %lld, bucket %d: '%s', expected '%s'", cases[i].text,
+                         (long long)cases[i].N, b, kern_linear_choice(l, b)->layout,
+                         cases[i].layout);
+        kern_linear_drop(gpu, l);
+        free_weight(&q);
+    }
+    gpu__of(gpu)->only = &gpu__layout_dense;
+}
+
 static void launched(void **state)
 {
     (void)state;
@@ -419,9 +457,9 @@ static int close_devices(void **state)
 int main(int argc, char **argv)
 {
     if (argc > 1) device = argv[1];
-    const struct CMUnitTest tests[] = {cmocka_unit_test(shapes),     cmocka_unit_test(shards),
-                                       cmocka_unit_test(cut_steps),  cmocka_unit_test(unpacked),
-                                       cmocka_unit_test(embeds),     cmocka_unit_test(refusals),
-                                       cmocka_unit_test(nan_weight), cmocka_unit_test(launched)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(shapes),     cmocka_unit_test(shards), cmocka_unit_test(cut_steps),
+        cmocka_unit_test(unpacked),   cmocka_unit_test(embeds), cmocka_unit_test(refusals),
+        cmocka_unit_test(nan_weight), cmocka_unit_test(order),  cmocka_unit_test(launched)};
     return cmocka_run_group_tests(tests, open_devices, close_devices);
 }

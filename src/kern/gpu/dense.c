@@ -277,6 +277,18 @@ static const char *pieces_refuse(const gpu_dev *g, const kern_linear_desc *d, in
     return NULL;
 }
 
+/* Weights that are widened, or multiplied by `rows` alone however many rows there are, are better
+ * off packed. */
+static bool dense_late(const gpu_dev *g, const kern_linear_desc *d)
+{
+    dense o = {0};
+    int of[KERN_MAX_SHARDS];
+    cut(d, &o, of);
+    for (int i = 0; i < o.n; i++)
+        if (widens(&o.part[i])) return true;
+    return lt_can(g, d) != NULL;
+}
+
 /* ---- making -------------------------------------------------------------------------------------
  */
 
@@ -730,6 +742,7 @@ static const gpu_linear_row *const dense_list[] = {&row_slim, &row_middle, &row_
 const gpu_layout gpu__layout_dense = {.name = "dense",
                                       .rows = dense_list,
                                       .refuse = dense_refuse,
+                                      .late = dense_late,
                                       .make = dense_make,
                                       .drop = dense_drop,
                                       .unpack = dense_unpack,

@@ -1,9 +1,10 @@
 /* Linears of a GPU. A *layout* says how the weights of a linear lie on the device and is filled
- * once at load; a *row* multiplies from it for some numbers of tokens. Layouts are asked in order;
- * the first that can hold the weights and has a row for every bucket of M is taken. The last,
- * "panels", holds every weight: shard by shard in the layouts of the CPU, from which the plain
- * kernels run (cuda/plain_linear.cu); a weight that only the CPU's "canonical" layout holds (blocks
- * that cross rows, groups of unequal size) is expanded to f32 first, with the same numbers.
+ * once at load; a *row* multiplies from it for some numbers of tokens. Layouts are asked in order,
+ * dense rows before packed ones, as many rows at once go to cuBLASLt as they lie then; the first
+ * that can hold the weights and has a row for every bucket of M is taken. The last, "panels", holds
+ * every weight: shard by shard in the layouts of the CPU, from which the plain kernels run
+ * (cuda/plain_linear.cu); a weight that only the CPU's "canonical" layout holds (blocks that cross
+ * rows, groups of unequal size) is expanded to f32 first, with the same numbers.
  *
  * A product of more than ACT_ROWS rows of the plain kernels is cut into pieces, for the sake of the
  * room that the treated input takes. */
@@ -252,7 +253,7 @@ static const gpu_layout layout_panels = {.name = "panels",
                                          .embed = panels_embed,
                                          .choice = panels_choice};
 
-const gpu_layout *const gpu_layouts[] = {&gpu__layout_packed, &gpu__layout_dense, &layout_panels};
+const gpu_layout *const gpu_layouts[] = {&gpu__layout_dense, &gpu__layout_packed, &layout_panels};
 const int gpu_n_layouts = sizeof gpu_layouts / sizeof *gpu_layouts;
 
 /* ---- choosing -----------------------------------------------------------------------------------
@@ -288,13 +289,25 @@ static void note_all(kern_choice choice[KERN_BUCKETS], const char *who, const ch
         note(choice[b].refused, sizeof choice[b].refused, who, why);
 }
 
+/* Layout number i of those that are asked for this weight. */
+static const gpu_layout *in_order(const gpu_dev *g, const kern_linear_desc *d, int i)
+{
+    for (int late = 0; late < 2; late++)
+        for (int j = 0; j < gpu_n_layouts - 1; j++) {
+            const gpu_layout *y = gpu_layouts[j];
+            const bool is = y->late && !y->refuse(g, d) && y->late(g, d);
+            if (is == late && i-- == 0) return y;
+        }
+    return gpu_layouts[gpu_n_layouts - 1];
+}
+
 /* The first layout that takes it. One may find out only from the numbers that it does not hold
  * them: then the next is asked. */
 static int choose(gpu_dev *g, const kern_linear_desc *d, gpu_linear *l,
                   kern_choice choice[KERN_BUCKETS], err *e)
 {
     for (int i = 0; i < gpu_n_layouts; i++) {
-        const gpu_layout *y = gpu_layouts[i];
+        const gpu_layout *y = in_order(g, d, i);
         if (g->only && y != g->only && i < gpu_n_layouts - 1) continue;
         const char *why = y->refuse(g, d);
         if (why) note_all(choice, y->name, why);

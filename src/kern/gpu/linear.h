@@ -22,6 +22,8 @@ typedef struct gpu_layout {
     const char *name;
     const gpu_linear_row *const *rows; /* in order, NULL ends */
     const char *(*refuse)(const gpu_dev *g, const kern_linear_desc *d);
+    /* Whether another that takes the weights goes before it, but for the last. NULL = never. */
+    bool (*late)(const gpu_dev *g, const kern_linear_desc *d);
     /* Fills l->own and adds to l->bytes; what was made is dropped also on error. */
     int (*make)(gpu_dev *g, const kern_linear_desc *d, gpu_linear *l, err *e);
     void (*drop)(gpu_dev *g, void *own);
