@@ -31,7 +31,7 @@ static int check(const weight &w, int M, cudaStream_t st)
     bad = !(err[0] < 1e-5) || !(err[1] < 4e-3);
     if (bad || why)
         printf("%-12s N %6d K %6d M %d  err %.1e %.1e%s %s\n", names[w.f], w.N, w.K, M, err[0],
-               err[1], bad ? " WRONG" : "", why ? why : small_entry(w.f, w.K, M));
+               err[1], bad ? " WRONG" : "", why ? why : small_entry(w.f, w.N, w.K, M));
     drop_operands(o);
     return bad;
 }
@@ -43,6 +43,22 @@ static double time_product(const weight &w, small_call c, int pdl, cudaStream_t 
         c.w = w.dev + (size_t)(i % w.copies) * w.bytes;
         small_run(&c);
     });
+}
+
+/* Every division that fits. */
+static void time_plans(const weight &w, int M, double roof, cudaStream_t st)
+{
+    operands o = make_operands(w, M, false);
+    small_call c = call_of(w, o, st);
+    c.row_scale = c.bias = NULL, c.y_bf16 = 1;
+    for (c.split = 1; c.split <= 8; c.split *= 2)
+        for (c.stages = 2; c.stages <= 8; c.stages++) {
+            if (small_run(&c)) continue;
+            const double us = time_product(w, c, 1, st);
+            printf("%-12s N %6d K %6d M %d split %d stages %d  pdl %8.2f us %3.0f %%\n", names[w.f],
+                   w.N, w.K, M, c.split, c.stages, us, 100 * w.bytes / us / 1e6 / roof);
+        }
+    drop_operands(o);
 }
 
 static void time_one(const weight &w, int M, double roof, cudaStream_t st)
@@ -57,7 +73,8 @@ static void time_one(const weight &w, int M, double roof, cudaStream_t st)
         double us = time_product(w, c, 0, st), pdl = time_product(w, c, 1, st);
         printf("%-12s N %6d K %6d M %d %8.2f us %3.0f %%  pdl %8.2f us %5.2f TB/s %3.0f %%  (%s)\n",
                names[w.f], w.N, w.K, M, us, 100 * w.bytes / us / 1e6 / roof, pdl,
-               w.bytes / pdl / 1e6, 100 * w.bytes / pdl / 1e6 / roof, small_entry(w.f, w.K, M));
+               w.bytes / pdl / 1e6, 100 * w.bytes / pdl / 1e6 / roof,
+               small_entry(w.f, w.N, w.K, M));
     }
     drop_operands(o);
 }
@@ -93,6 +110,8 @@ int main(int argc, char **argv)
             weight w = make_weight(f, s.first, s.second, 450e6);
             for (int M : a.tokens)
                 time_one(w, M, roof, st);
+            for (int M : a.tokens)
+                if (a.plans) time_plans(w, M, roof, st);
             drop_weight(w);
         }
     return bad != 0;

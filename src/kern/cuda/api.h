@@ -487,7 +487,7 @@ typedef struct gpu_api {
     /* Bytes that gpu_attention.work needs for steps of at most so many rows. */
     size_t (*attention_work)(int rows, int H, int Dv);
     /* Of small.h, wide.h, rows.h, lt.h. */
-    const char *(*small_entry)(small_format f, int K, int M);
+    const char *(*small_entry)(small_format f, int N, int K, int M);
     wide_plan (*wide_choose)(small_format f, int N, int K, int M);
     int (*wide_has)(small_format f, wide_plan p, int K);
     size_t (*wide_work_bytes)(int K, int M);

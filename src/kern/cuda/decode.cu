@@ -7,7 +7,7 @@
 typedef void kernel_fn(const decode_args);
 typedef struct entry {
     int type, D, cluster, warps; /* kern_kv_type */
-    size_t smem;
+    size_t (*smem)(int pages);
     kernel_fn *kernel;
 } entry;
 #define ROW(TYPE, V, D, WARPS, STAGES, BLOCKS, CLUSTER)                                            \
@@ -125,11 +125,12 @@ extern "C" const char *decode_run(const gpu_attention *a, void *stream)
     const entry *e = find(a->kv.type, a->kv.D, 1);
     const division d = divide(a);
     const int runs = runs_for(&d, e->warps, 132, 1);
-    why = ALLOW_SMEM(e->kernel, e->smem);
+    const size_t smem = e->smem(over(d.pages, runs));
+    why = ALLOW_SMEM(e->kernel, smem);
     if (why) return why;
     return LAUNCH(e->kernel,
                   dim3((unsigned)runs, (unsigned)(a->kv.Hk * d.sets), (unsigned)a->seqs.n),
-                  dim3((unsigned)e->warps * 32), e->smem, stream, args_of(a, &d, runs));
+                  dim3((unsigned)e->warps * 32), smem, stream, args_of(a, &d, runs));
 }
 #else
 /* Runs as a cluster where as many clusters fit as there are tasks (a second wave costs more than it
@@ -150,8 +151,8 @@ static const char *cluster_for(const division *d, const entry **e, int *runs, in
     at->val.clusterDim.y = at->val.clusterDim.z = 1;
     cfg->attrs = at, cfg->numAttrs = 1;
     cfg->gridDim.x = (unsigned)cluster;
-    cudaError_t rc =
-        cudaFuncSetAttribute(x->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)x->smem);
+    cudaError_t rc = cudaFuncSetAttribute(x->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                          (int)cfg->dynamicSmemBytes);
     if (rc == cudaSuccess && cluster > 8) /* more than every device promises */
         rc = cudaFuncSetAttribute(x->kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
     if (rc == cudaSuccess) rc = cudaOccupancyMaxActiveClusters(&fit, x->kernel, cfg);
@@ -169,15 +170,16 @@ extern "C" const char *decode_run(const gpu_attention *a, void *stream)
     if (why || a->seqs.n < 1) return why;
     const entry *e = find(a->kv.type, a->kv.D, 1);
     const division d = divide(a);
+    const size_t most = e->smem(e->warps);
     cudaError_t rc = cudaGetDevice(&device);
     if (rc == cudaSuccess)
         rc = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
     if (rc == cudaSuccess)
-        rc = cudaFuncSetAttribute(e->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  (int)e->smem);
+        rc =
+            cudaFuncSetAttribute(e->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)most);
     if (rc == cudaSuccess)
         rc = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&together, e->kernel, e->warps * 32,
-                                                           e->smem);
+                                                           most);
     if (rc != cudaSuccess) return cudaGetErrorString(rc);
     if (together < 1) return "decode: a block does not fit on a multiprocessor";
     int runs = runs_for(&d, e->warps, sms, together);
@@ -185,12 +187,13 @@ extern "C" const char *decode_run(const gpu_attention *a, void *stream)
     cudaLaunchConfig_t cfg = {};
     cfg.stream = (cudaStream_t)stream;
     cfg.blockDim = dim3((unsigned)e->warps * 32);
-    cfg.dynamicSmemBytes = e->smem;
+    cfg.dynamicSmemBytes = most;
     cfg.gridDim = dim3((unsigned)runs, (unsigned)(a->kv.Hk * d.sets), (unsigned)a->seqs.n);
     why = cluster_for(&d, &e, &runs, sms, together, &cfg, at);
     if (why) return why;
     cfg.attrs = at;
     cfg.gridDim.x = (unsigned)runs;
+    cfg.dynamicSmemBytes = e->smem(over(d.pages, runs));
     at[cfg.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     at[cfg.numAttrs].val.programmaticStreamSerializationAllowed = 1;
     cfg.numAttrs++;

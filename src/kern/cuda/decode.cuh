@@ -35,10 +35,16 @@ struct decode_args {
 template <class V, int D, int WARPS, int STAGES> struct decode_shape {
     static constexpr int plane = DECODE_PAGE * D * V::bytes, page = 2 * plane;
     static constexpr int threads = WARPS * 32;
-    static constexpr size_t ring = (size_t)WARPS * STAGES * page;
+    static constexpr int ring_at = 128; /* behind the barriers */
+    static_assert(WARPS * STAGES * 8 <= ring_at, "barriers");
     static constexpr size_t merge = (size_t)(WARPS + 1) * DECODE_HEADS * (D + 6) * 4;
-    static constexpr size_t body = ring > merge ? ring : merge;
-    static constexpr size_t smem = body + WARPS * STAGES * 8;
+    /* Shared memory of blocks of at most so many pages: warps without a page need no ring. What is
+     * not taken is there for the ring of the product that follows. */
+    static size_t smem(int pages)
+    {
+        const size_t ring = (size_t)(pages < WARPS ? pages : WARPS) * STAGES * page;
+        return ring_at + (ring > merge ? ring : merge);
+    }
 };
 
 /* What a block works on. */
@@ -331,8 +337,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS) decode_kernel(const decode
     typedef decode_shape<V, D, WARPS, STAGES> S;
     SMEM(unsigned char, smem);
     const int warp = (int)threadIdx.x / 32, lane_id = (int)threadIdx.x % 32;
-    const uint32_t ring = ptx_smem(smem) + (uint32_t)(warp * STAGES * S::page),
-                   bar = ptx_smem(smem) + (uint32_t)(S::body + warp * STAGES * 8);
+    const uint32_t ring = ptx_smem(smem) + (uint32_t)(S::ring_at + warp * STAGES * S::page),
+                   bar = ptx_smem(smem) + (uint32_t)(warp * STAGES * 8);
     const decode_task k = decode_find(p);
     if (k.len < 1) {
         ptx_pdl_wait();
@@ -397,7 +403,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS) decode_kernel(const decode
     __syncthreads(); /* the ring becomes the place of the merge */
     if (k.nobody) decode_nobody<D>(p, k);
     const float by = scale.cap > 0 ? 1.0f : scale.by;
-    float *place = (float *)smem;
+    float *place = (float *)(smem + S::ring_at);
 #ifndef TARE_EMULATED
     if (CLUSTER > 1) {
         float *merged = place + WARPS * 8 * (D + 6);

@@ -37,6 +37,9 @@ static const char *dev_facts(int device, gpu_facts *out)
     cudaError_t rc = cudaGetDeviceProperties(&p, device);
     if (rc == cudaSuccess) rc = cudaDriverGetVersion(&driver);
     if (rc == cudaSuccess) rc = cudaSetDevice(device);
+    /* A multiprocessor set to less shared memory has to be empty before it takes a block that wants
+     * more: the product behind a small kernel could not start beside it. */
+    if (rc == cudaSuccess) rc = cudaDeviceSetCacheConfig(cudaFuncCachePreferShared);
     if (rc == cudaSuccess) rc = cudaMemGetInfo(&free_bytes, &total);
     if (rc != cudaSuccess) return why(rc);
     snprintf(out->name, sizeof out->name, "%.63s", p.name);

@@ -15,8 +15,8 @@ typedef struct entry {
 #define ROW(F, W, UNITS, WARPS, STAGES, UPW, UW)                                                   \
     {                                                                                              \
         F, UNITS, (WARPS + 2) * 32,                                                                \
-            (size_t)experts_shape<W, small_cfg<WARPS, STAGES, UPW, UW, 1>>::list, W::base,         \
-            small_experts_kernel<W, small_cfg<WARPS, STAGES, UPW, UW, 1>>                          \
+            (size_t)experts_shape<W, experts_cfg<WARPS, STAGES, UPW, UW>>::list, W::base,          \
+            small_experts_kernel<W, experts_cfg<WARPS, STAGES, UPW, UW>>                           \
     }
 #define FOUR_BITS(F, W)                                                                            \
     ROW(F, W, 8, 8, 12, 1, 1), ROW(F, W, 16, 16, 6, 1, 1), ROW(F, W, 32, 16, 3, 2, 2),             \

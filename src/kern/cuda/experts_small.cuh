@@ -1,17 +1,29 @@
-/* Products of experts with few slots each: small.cuh over a list of work that is made on the
- * device. Experts that have slots come one after the other; their slots are cut into pieces of up
- * to eight, and an item is a piece and a tile of 16 rows. Every block has its share of the items,
- * those of a piece side by side, so that x stays in registers from tile to tile. Pieces of one
- * expert take turns after a bunch of tiles, whose weights the L2 still has. Weights of an expert
- * without slots are not read.
+/* Products of experts with few slots each: a stream as small.cuh, over a list of work that is made
+ * on the device. Experts that have slots come one after the other; their slots are cut into pieces
+ * of up to eight, and an item is a piece and a tile of 16 rows. Every block has its share of the
+ * items, those of a piece side by side, so that x stays in registers from tile to tile. Pieces of
+ * one expert take turns after a bunch of tiles, whose weights the L2 still has. Weights of an
+ * expert without slots are not read.
  *
  * All roles of a block (copies, products, sums) walk through the same items, each for itself. */
 #ifndef KERN_CUDA_EXPERTS_SMALL_CUH
 #define KERN_CUDA_EXPERTS_SMALL_CUH
-#include "kern/cuda/small.cuh"
+#include "kern/cuda/unit.cuh"
 
 #define EXPERTS_PIECE 8 /* slots */
 #define EXPERTS_BUNCH 8 /* tiles */
+
+/* WARPS multiply, UPW units of each stretch every one; STAGES stretches are on their way. UW > 0:
+ * the units a warp has of a tile, whose x it keeps in registers. */
+template <int WARPS, int STAGES, int UPW, int UW> struct experts_cfg {
+    static constexpr int warps = WARPS, stages = STAGES, upw = UPW, uw = UW;
+    static constexpr int threads = (WARPS + 2) * 32, sums = 4;
+    static constexpr int chunk = WARPS * UPW; /* units of a stretch */
+};
+
+struct experts_bars { /* shared-memory addresses; one for each stage or buffer of sums */
+    uint32_t full, empty, sum_full, sum_empty;
+};
 
 struct experts_args {
     const uint8_t *const *w;
@@ -33,6 +45,19 @@ struct experts_active { /* an expert that has slots; they end where those of the
 };
 struct experts_share {       /* of a block */
     int active, item, items; /* its first: expert in the list, item of that expert */
+};
+
+/* Shared memory. */
+template <class W, class C> struct experts_shape {
+    static_assert(C::uw || C::upw == 1, "one unit from the L2");
+    static constexpr int stage_bytes = C::chunk * W::unit_bytes;
+    static constexpr int ring_bytes = C::stages * stage_bytes;
+    static constexpr int tile_floats = SMALL_ROWS * EXPERTS_PIECE;
+    static constexpr int part_floats = C::warps * tile_floats;
+    static constexpr int bars = ring_bytes + C::sums * part_floats * 4;
+    static constexpr int share = bars + (C::stages + C::sums) * 16;
+    static constexpr int list = share + 16; /* [E+1] */
+    static_assert(share % 16 == 0, "alignment of the list");
 };
 
 static __device__ __forceinline__ int experts_before(int v, int lane)
@@ -138,7 +163,7 @@ struct experts_walk {
 /* Weights that another piece wants soon stay in the L2. */
 template <class W, class C>
 static __device__ __forceinline__ void experts_produce(const experts_args &p, experts_walk at,
-                                                       int items, uint32_t ring, small_bars bar)
+                                                       int items, uint32_t ring, experts_bars bar)
 {
     const int units = p.K / SMALL_UNIT_K;
     int stage = 0, parity = 1; /* the first round finds every stage empty */
@@ -175,10 +200,10 @@ static __device__ __forceinline__ experts_row experts_factors(const experts_args
 /* Adds up the warps' sums of each item and writes y. */
 template <class W, class C>
 static __device__ __forceinline__ void experts_finish(const experts_args &p, experts_walk at,
-                                                      int items, const float *parts, small_bars bar,
-                                                      int lane)
+                                                      int items, const float *parts,
+                                                      experts_bars bar, int lane)
 {
-    typedef small_shape<W, C, EXPERTS_PIECE> S;
+    typedef experts_shape<W, C> S;
     constexpr int per = S::tile_floats / 32;
     float by[per];
     experts_row row = experts_factors(p, at, lane);
@@ -225,7 +250,7 @@ static __device__ __forceinline__ void experts_finish(const experts_args &p, exp
     }
 }
 
-/* x of a unit as small_take, as far as it has columns; blocks 0: zeros. */
+/* x of a unit from a row at small_first, as far as it has columns; blocks 0: zeros. */
 template <class W>
 static __device__ __forceinline__ small_x experts_take(const __nv_bfloat16 *row, int u, int blocks)
 {
@@ -254,9 +279,9 @@ static __device__ __forceinline__ small_x experts_take(const __nv_bfloat16 *row,
 template <class W, class C>
 static __device__ __forceinline__ void experts_multiply(const experts_args &p, experts_walk at,
                                                         int items, float *parts, uint32_t ring,
-                                                        small_bars bar, int warp, int lane)
+                                                        experts_bars bar, int warp, int lane)
 {
-    typedef small_shape<W, C, EXPERTS_PIECE> S;
+    typedef experts_shape<W, C> S;
     const int units = p.K / SMALL_UNIT_K, chunks = (units + C::chunk - 1) / C::chunk;
     const __nv_bfloat16 *row = p.x;
     int blocks = 0;
@@ -321,15 +346,6 @@ static __device__ __forceinline__ void experts_multiply(const experts_args &p, e
     }
 }
 
-template <class W, class C> struct experts_shape {
-    typedef small_shape<W, C, EXPERTS_PIECE> S;
-    static_assert(C::split == 1 && (C::uw || C::upw == 1), "no clusters; one unit from the L2");
-    static constexpr int bars = S::ring_bytes + S::part_bytes;
-    static constexpr int share = bars + (C::stages + C::sums) * 16;
-    static constexpr int list = share + 16; /* [E+1] */
-    static_assert(share % 16 == 0, "alignment of the list");
-};
-
 template <class W, class C>
 __global__ void __launch_bounds__(C::threads, 1)
     small_experts_kernel(const __grid_constant__ experts_args p)
@@ -337,10 +353,10 @@ __global__ void __launch_bounds__(C::threads, 1)
     extern __shared__ __align__(128) uint8_t smem[];
     typedef experts_shape<W, C> S;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    float *parts = (float *)(smem + S::S::ring_bytes);
+    float *parts = (float *)(smem + S::ring_bytes);
     const uint32_t ring = ptx_smem(smem), b0 = ptx_smem(smem + S::bars);
-    const small_bars bar = {
-        b0, b0 + C::stages * 8, b0 + C::stages * 16, b0 + C::stages * 16 + C::sums * 8, 0, 0};
+    const experts_bars bar = {b0, b0 + C::stages * 8, b0 + C::stages * 16,
+                              b0 + C::stages * 16 + C::sums * 8};
     experts_share *share = (experts_share *)(smem + S::share);
     experts_active *list = (experts_active *)(smem + S::list);
     if (threadIdx.x == 32) {

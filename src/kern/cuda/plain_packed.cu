@@ -138,9 +138,9 @@ extern "C" const char *cuda_wide(const void *args, void *stream)
     return multiply(a, c->N, stream);
 }
 
-static const char *plain_entry(small_format f, int K, int M)
+static const char *plain_entry(small_format f, int N, int K, int M)
 {
-    return refuse_shape(f, FORMAT_ROWS, K) || M < 1 || M > SMALL_MAX_M ? "none" : "plain";
+    return refuse_shape(f, N, K) || M < 1 || M > SMALL_MAX_M ? "none" : "plain";
 }
 static wide_plan plain_plan(small_format f, int N, int K, int M)
 {

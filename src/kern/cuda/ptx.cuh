@@ -269,6 +269,10 @@ PTX void ptx_sts128(uint32_t at, uint4 v)
                  "r"(v.w)
                  : "memory");
 }
+PTX void ptx_sts_f32(uint32_t at, float v)
+{
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(v) : "memory");
+}
 PTX float4 ptx_lds_f32x4(uint32_t at)
 {
     float4 v;

@@ -44,10 +44,6 @@ PTX void ptx_bar_sync(int which, int threads)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(which), "r"(threads) : "memory");
 }
-PTX void ptx_sts_f32(uint32_t at, float v)
-{
-    asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(v) : "memory");
-}
 PTX float ptx_lds_f32(uint32_t at)
 {
     float v;

@@ -1,6 +1,4 @@
-/* Instances of small.cuh and the table that says which one a shape uses. The table was
- * measured on an H200 (bench/NOTES.md); a long K is cut over a cluster of two, or of four where
- * there are tiles enough for the thirty such clusters that the chip holds at once. */
+/* Instances of small.cuh and how a product is divided among blocks. */
 #include "kern/cuda/small.h"
 #include "kern/cuda/small.cuh"
 #include <stdio.h>
@@ -8,92 +6,115 @@
 
 typedef struct entry {
     small_format format;
-    int units; /* K/128, 0 = any */
-    int max_m;
-    int threads, split, shared_x;
-    size_t fixed_smem;
+    int tokens; /* room for */
+    int threads, chunk, stage_bytes;
     float base;
     void (*kernel)(const small_args);
-    const char *text;
+    int (*ring)(int stages);
+    int (*end)(int split, int units);
 } entry;
 
-#define ROW(F, W, UNITS, M, WARPS, STAGES, UPW, UW, SPLIT)                                         \
+#define SHAPE(W, WARPS, UPW, T) small_shape<W, small_cfg<WARPS, UPW>, T>
+#define ROW(F, W, WARPS, UPW, T)                                                                   \
     {                                                                                              \
-        F, UNITS, M, (WARPS + 2) * 32, SPLIT, UW == 0,                                             \
-            small_shape<W, small_cfg<WARPS, STAGES, UPW, UW, SPLIT>, M>::smem(0), W::base,         \
-            small_kernel<W, small_cfg<WARPS, STAGES, UPW, UW, SPLIT>, M>,                          \
-            #WARPS " warps, " #STAGES " stages of " #UPW ", " #UW " kept, cluster of " #SPLIT      \
+        F, T, small_cfg<WARPS, UPW>::threads, small_cfg<WARPS, UPW>::chunk,                        \
+            SHAPE(W, WARPS, UPW, T)::stage_bytes, W::base,                                         \
+            small_kernel<W, small_cfg<WARPS, UPW>, T>, SHAPE(W, WARPS, UPW, T)::ring,              \
+            SHAPE(W, WARPS, UPW, T)::end                                                           \
     }
-
-/* First fit. M instances: sums of the tokens that are there are all that is moved. */
-#define BOTH(F, W, UNITS, ...) ROW(F, W, UNITS, 1, __VA_ARGS__), ROW(F, W, UNITS, 8, __VA_ARGS__)
-/* Four bits a weight with more than a scale of 128 columns, and eight bits. */
-#define FOUR_BITS(F, W)                                                                            \
-    BOTH(F, W, 32, 16, 3, 2, 2, 1), ROW(F, W, 64, 8, 16, 3, 2, 2, 2),                              \
-        BOTH(F, W, 112, 14, 3, 2, 4, 2), ROW(F, W, 224, 8, 14, 3, 2, 4, 4),                        \
-        BOTH(F, W, 0, 16, 4, 1, 0, 1)
-#define EIGHT_BITS(F, W)                                                                           \
-    BOTH(F, W, 32, 8, 10, 1, 4, 1), BOTH(F, W, 64, 8, 10, 1, 8, 1),                                \
-        BOTH(F, W, 112, 14, 5, 1, 4, 2), BOTH(F, W, 224, 14, 5, 1, 4, 4),                          \
-        BOTH(F, W, 0, 16, 4, 1, 0, 1)
+/* First fit: sums of the tokens that are there are all that is moved. */
+#define BOTH(F, W, ...) ROW(F, W, __VA_ARGS__, 1), ROW(F, W, __VA_ARGS__, 8)
 static const entry entries[] = {
-    BOTH(SMALL_INT4, w_int4, 32, 16, 4, 2, 2, 1),
-    ROW(SMALL_INT4, w_int4, 64, 1, 8, 5, 4, 8, 1),
-    ROW(SMALL_INT4, w_int4, 64, 8, 16, 4, 2, 2, 2),
-    BOTH(SMALL_INT4, w_int4, 112, 14, 3, 2, 4, 2),
-    BOTH(SMALL_INT4, w_int4, 224, 14, 4, 2, 4, 4),
-    BOTH(SMALL_INT4, w_int4, 0, 16, 4, 1, 0, 1),
-    FOUR_BITS(SMALL_INT4_128_ZERO, w_int4_zero),
-    FOUR_BITS(SMALL_INT4_64, w_int4_64),
-    FOUR_BITS(SMALL_INT4_64_ZERO, w_int4_64_zero),
-    FOUR_BITS(SMALL_INT4_32, w_int4_32),
-    FOUR_BITS(SMALL_INT4_32_ZERO, w_int4_32_zero),
-    FOUR_BITS(SMALL_MXFP4, w_mxfp4),
-    FOUR_BITS(SMALL_NVFP4, w_nvfp4),
-    EIGHT_BITS(SMALL_E4M3, w_e4m3),
-    EIGHT_BITS(SMALL_E4M3_BLOCK, w_e4m3_block),
-    EIGHT_BITS(SMALL_INT8, w_int8),
-    EIGHT_BITS(SMALL_INT8_GROUP, w_int8_group),
-    BOTH(SMALL_BF16, w_bf16, 32, 8, 5, 1, 4, 1),
-    BOTH(SMALL_BF16, w_bf16, 64, 8, 5, 1, 4, 2),
-    BOTH(SMALL_BF16, w_bf16, 112, 14, 3, 1, 4, 2),
-    BOTH(SMALL_BF16, w_bf16, 224, 14, 3, 1, 4, 4),
-    BOTH(SMALL_BF16, w_bf16, 0, 8, 3, 1, 0, 1),
+    BOTH(SMALL_INT4, w_int4, 8, 2),       BOTH(SMALL_INT4_128_ZERO, w_int4_zero, 8, 2),
+    BOTH(SMALL_INT4_64, w_int4_64, 8, 2), BOTH(SMALL_INT4_64_ZERO, w_int4_64_zero, 8, 2),
+    BOTH(SMALL_INT4_32, w_int4_32, 8, 2), BOTH(SMALL_INT4_32_ZERO, w_int4_32_zero, 8, 2),
+    BOTH(SMALL_MXFP4, w_mxfp4, 8, 2),     BOTH(SMALL_NVFP4, w_nvfp4, 8, 2),
+    BOTH(SMALL_E4M3, w_e4m3, 8, 1),       BOTH(SMALL_E4M3_BLOCK, w_e4m3_block, 8, 1),
+    BOTH(SMALL_INT8, w_int8, 8, 1),       BOTH(SMALL_INT8_GROUP, w_int8_group, 8, 1),
+    BOTH(SMALL_BF16, w_bf16, 8, 1),
 };
 
-static const int smem_limit = 227 * 1024;
+/* Of a block: half of a multiprocessor, so that two products are there at a time; where that is not
+ * enough, all of it. */
+static const int half_smem = 113 * 1024, most_smem = 227 * 1024;
 
-static size_t smem_of(const entry *e, int K)
+typedef struct division {
+    const entry *e;
+    int split, stages, smem;
+} division;
+
+static int units_of(int K, int split)
 {
-    size_t x = e->shared_x ? (size_t)e->max_m * (size_t)(K / e->split + 8) * 2 : 0;
-    return e->fixed_smem + x;
+    return (K / SMALL_UNIT_K + split - 1) / split;
+}
+static int room_for(const entry *e, int K, int split, int smem)
+{
+    int n = SMALL_STAGES;
+    while (n > 0 && e->ring(n) + e->end(split, units_of(K, split)) > smem)
+        n--;
+    return n;
 }
 
-static const entry *find(small_format f, int K, int M)
+/* At least 64 KB of weights on their way where half of a multiprocessor has room for that, x cut in
+ * as few pieces as that takes; more pieces where tiles alone leave multiprocessors idle. */
+static division divide(const entry *e, int N, int K, int sms)
 {
-    for (size_t i = 0; i < sizeof entries / sizeof *entries; i++) {
-        const entry *e = &entries[i];
-        if (e->format == f && (!e->units || e->units * SMALL_UNIT_K == K) && M <= e->max_m &&
-            smem_of(e, K) <= (size_t)smem_limit)
-            return e;
+    division d = {e, 0, 0, 0};
+    const int tiles = N / SMALL_ROWS;
+    for (int split = 1; split <= 8 && split <= K / SMALL_UNIT_K; split *= 2) {
+        const int n = room_for(e, K, split, half_smem);
+        if (n > d.stages) d.split = split, d.stages = n;
+        if (n * e->stage_bytes >= 64 * 1024) break;
     }
+    if (d.stages < 2) {
+        for (int split = 8; split && d.stages < 2; split /= 2)
+            if (split <= K / SMALL_UNIT_K)
+                d.split = split, d.stages = room_for(e, K, split, most_smem);
+        if (d.stages < 2) d.stages = 0;
+    }
+    while (d.stages && d.split < 8 && tiles * d.split * 2 <= sms &&
+           units_of(K, d.split * 2) >= e->chunk)
+        d.split *= 2;
+    return d;
+}
+
+static const entry *find(small_format f, int M)
+{
+    for (size_t i = 0; i < sizeof entries / sizeof *entries; i++)
+        if (entries[i].format == f && M <= entries[i].tokens) return &entries[i];
     return NULL;
 }
 
-extern "C" const char *small_entry(small_format f, int K, int M)
+static cudaError_t count_sms(int *sms)
 {
-    const entry *e = find(f, K, M);
-    return e ? e->text : "none";
+    int device = 0;
+    cudaError_t rc = cudaGetDevice(&device);
+    return rc == cudaSuccess ? cudaDeviceGetAttribute(sms, cudaDevAttrMultiProcessorCount, device)
+                             : rc;
+}
+
+extern "C" const char *small_entry(small_format f, int N, int K, int M)
+{
+    static thread_local char text[96];
+    const entry *e = find(f, M);
+    int sms = 0;
+    if (!e || count_sms(&sms) != cudaSuccess) return "none";
+    const division d = divide(e, N, K, sms);
+    if (!d.stages) return "none";
+    snprintf(text, sizeof text, "%d stages of %d units, K over %d block%s", d.stages, e->chunk,
+             d.split, d.split > 1 ? "s" : "");
+    return text;
 }
 
 /* ---- launching ----------------------------------------------------------------------------------
  */
 
-static const char *refuse(const small_call *c)
+static thread_local char why[160];
+static const char *refuse(const small_call *c, int sms, division *d)
 {
-    static thread_local char why[128];
+    const entry *e = find(c->format, c->M);
     why[0] = 0;
-    if (c->M < 1 || c->M > SMALL_MAX_M)
+    if (c->M < 1 || c->M > SMALL_MAX_M || !e)
         snprintf(why, sizeof why, "M = %d, made for 1 to %d", c->M, SMALL_MAX_M);
     else if (c->N < SMALL_ROWS || c->N % SMALL_ROWS)
         snprintf(why, sizeof why, "N = %d is not a multiple of %d", c->N, SMALL_ROWS);
@@ -101,45 +122,49 @@ static const char *refuse(const small_call *c)
         snprintf(why, sizeof why, "K = %d is not a multiple of %d", c->K, SMALL_UNIT_K);
     else if (c->ldx % 8 || (uintptr_t)c->x % 16)
         snprintf(why, sizeof why, "x is not aligned to 16 bytes");
-    else if (!find(c->format, c->K, c->M))
-        snprintf(why, sizeof why, "K = %d does not fit shared memory", c->K);
+    if (*why) return why;
+    *d = divide(e, c->N, c->K, sms);
+    if (c->split) d->split = c->split;
+    if (c->split || c->stages) d->stages = room_for(e, c->K, d->split, most_smem);
+    if (c->stages && c->stages < d->stages) d->stages = c->stages;
+    if (d->split < 1 || d->split > 8 || d->split & (d->split - 1) || d->split > c->K / SMALL_UNIT_K)
+        snprintf(why, sizeof why, "K = %d does not go over %d blocks", c->K, d->split);
+    else if (d->stages < 2 || d->stages < c->stages)
+        snprintf(why, sizeof why, "K = %d over %d blocks, %d stages: more than shared memory", c->K,
+                 d->split, c->stages);
+    d->smem = e->ring(d->stages) + e->end(d->split, units_of(c->K, d->split));
     return *why ? why : NULL;
 }
 
 extern "C" const char *small_run(const small_call *c)
 {
-    const char *why = refuse(c);
-    if (why) return why;
-    const entry *e = find(c->format, c->K, c->M);
-    const size_t smem = smem_of(e, c->K);
-    int device = 0, sms = 0, most = 0;
-    cudaError_t rc = cudaGetDevice(&device);
-    if (rc == cudaSuccess)
-        rc = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
-    if (rc == cudaSuccess)
-        rc =
-            cudaFuncSetAttribute(e->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem);
+    int sms = 0;
+    cudaError_t rc = count_sms(&sms);
+    if (rc != cudaSuccess) return cudaGetErrorString(rc);
+    division d = {};
+    if (refuse(c, sms, &d)) return why;
+    rc = cudaFuncSetAttribute(d.e->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, d.smem);
+    if (rc == cudaSuccess) /* an SM set to less would have to be empty first */
+        rc = cudaFuncSetAttribute(d.e->kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                  cudaSharedmemCarveoutMaxShared);
     if (rc != cudaSuccess) return cudaGetErrorString(rc);
 
     cudaLaunchAttribute at[2];
     cudaLaunchConfig_t cfg = {};
-    cfg.blockDim = dim3((unsigned)e->threads);
-    cfg.dynamicSmemBytes = smem;
+    cfg.blockDim = dim3((unsigned)d.e->threads);
+    cfg.dynamicSmemBytes = (size_t)d.smem;
     cfg.stream = (cudaStream_t)c->stream;
     cfg.attrs = at;
-    most = sms;
-    if (e->split > 1) {
+    int most = sms;
+    if (d.split > 1) {
         at[cfg.numAttrs].id = cudaLaunchAttributeClusterDimension;
-        at[cfg.numAttrs].val.clusterDim.x = (unsigned)e->split;
+        at[cfg.numAttrs].val.clusterDim.x = (unsigned)d.split;
         at[cfg.numAttrs].val.clusterDim.y = at[cfg.numAttrs].val.clusterDim.z = 1;
         cfg.numAttrs++;
-        cfg.gridDim = dim3((unsigned)(sms / e->split * e->split));
-        rc = cudaOccupancyMaxActiveClusters(&most, e->kernel, &cfg);
-        if (rc != cudaSuccess) return cudaGetErrorString(rc);
+        most = sms / d.split;
     }
-    if (most < 1) return "no block of this size fits the device";
-    int tiles = c->N / SMALL_ROWS, each = (tiles + most - 1) / most;
-    cfg.gridDim = dim3((unsigned)((tiles + each - 1) / each * e->split));
+    const int tiles = c->N / SMALL_ROWS, each = (tiles + most - 1) / most;
+    cfg.gridDim = dim3((unsigned)((tiles + each - 1) / each * d.split));
     if (c->pdl) {
         at[cfg.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
         at[cfg.numAttrs].val.programmaticStreamSerializationAllowed = 1;
@@ -151,7 +176,9 @@ extern "C" const char *small_run(const small_call *c)
                     c->N,
                     c->K,
                     c->M,
-                    {c->y, c->ldy, c->row_scale, c->col_scale, c->bias, e->base, c->y_bf16}};
-    rc = cudaLaunchKernelEx(&cfg, e->kernel, a);
+                    d.split,
+                    d.stages,
+                    {c->y, c->ldy, c->row_scale, c->col_scale, c->bias, d.e->base, c->y_bf16}};
+    rc = cudaLaunchKernelEx(&cfg, d.e->kernel, a);
     return rc == cudaSuccess ? NULL : cudaGetErrorString(rc);
 }

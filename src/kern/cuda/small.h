@@ -71,11 +71,14 @@ typedef struct small_call {
     int N, K, M;
     void *stream; /* cudaStream_t */
     int pdl;      /* may start before the kernel in front of it has ended */
+    int split;    /* blocks that K is cut among: 1, 2, 4, 8; 0 = as small_entry says */
+    int stages;   /* stretches of W on their way, 2 to 8; 0 = as small_entry says */
 } small_call;
 /* NULL = launched; else why not ("K = 96 is not a multiple of 128", or CUDA's own words). */
 const char *small_run(const small_call *c);
-/* The table entry that a shape uses: "16 warps, 4 stages of 2 units, 2 kept". */
-const char *small_entry(small_format f, int K, int M);
+/* How a product is divided on this device: "6 stages of 16 units, K over 2 blocks"; "none": refused.
+ * Good until the next call of the same thread. */
+const char *small_entry(small_format f, int N, int K, int M);
 
 #ifdef __cplusplus
 }

@@ -646,7 +646,8 @@ static void packed_choice(const gpu_linear *l, int bucket, kern_choice *out)
     snprintf(out->act, sizeof out->act, "%s", p->part[0].text);
     if (bucket < 2 && !p->expert)
         snprintf(out->plan, sizeof out->plan, "built in: %s",
-                 l->dev->api->small_entry(p->part[0].format, (int)l->K, bucket ? SMALL_MAX_M : 1));
+                 l->dev->api->small_entry(p->part[0].format, (int)p->part[0].N, (int)l->K,
+                                        bucket ? SMALL_MAX_M : 1));
 }
 
 /* ---- running ------------------------------------------------------------------------------------
@@ -853,7 +854,9 @@ static const char *no_small(const gpu_dev *g, const kern_linear_desc *d)
     const char *why = d->expert ? "an expert" : plan(d, true, &p);
     for (int i = 0; !why && i < p.n; i++)
         for (int m = 1; m <= SMALL_MAX_M && !why; m += 7)
-            if (!strcmp(g->api->small_entry(p.part[i].format, (int)d->shard[0]->K, m), "none"))
+            if (!strcmp(g->api->small_entry(p.part[i].format, (int)p.part[i].N,
+                                            (int)d->shard[0]->K, m),
+                        "none"))
                 why = "K does not fit shared memory";
     return why;
 }
