@@ -13,21 +13,31 @@ struct attention_case {
     int type, seqs, rows, len, Hk, G, D, window; /* kern_kv_type; new rows a sequence */
 };
 
-static __global__ void fill(uint32_t *w, size_t n, int type)
+/* Heads of pages of so many words, of which the last have scales. */
+static __global__ void fill(uint32_t *w, size_t n, int type, uint32_t head, uint32_t codes)
 {
     for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n;
          i += (size_t)gridDim.x * blockDim.x) {
         uint32_t h = (uint32_t)i * 2654435761u ^ (uint32_t)(i >> 32);
         h ^= h >> 16, h *= 0x7feb352d, h ^= h >> 15, h *= 0x846ca68b, h ^= h >> 16;
         /* magnitudes below 1, no NaN */
-        w[i] = type == KV_FP8_E4M3 ? h & 0xb7b7b7b7u : (h & 0x80ff80ffu) | 0x3e003f00u;
+        if (i % head >=
+            codes) /* scale and minimum of int8; powers of two from 1/32 to 1/4 of fp4 */
+            w[i] = type == KV_FP4 ? 0x7a7a7a7au + (h & 0x03030303u)
+                   : i % 2        ? 0xbf000000u + (h & 0x003fffffu)
+                                  : 0x3b800000u + (h & 0x003fffffu);
+        else
+            w[i] = type == KV_INT8 || type == KV_FP4 ? h
+                   : type == KV_FP8_E4M3             ? h & 0xb7b7b7b7u
+                   : type == KV_FP8_E5M2             ? h & 0xbbbbbbbbu
+                                                     : (h & 0x80ff80ffu) | 0x3e003f00u;
     }
 }
 
 struct attention_bench {
     attention_case c;
     gpu_attention a;
-    int copies, max_pages, bytes; /* of an element */
+    int copies, max_pages, bits, scale; /* of an element; bytes of scales of a token and plane */
     size_t head, pages_each;
     std::vector<int> pages, lens;
     std::vector<__nv_bfloat16> q;
@@ -57,6 +67,7 @@ struct attention_bench {
     /* Page tables of copy i. */
     void use(int i) { a.seqs.pages = d_pages + (size_t)(i % copies) * pages_each; }
     double error(const std::vector<int> &rows_to_look_at);
+    double value(const std::vector<uint8_t> &page, int which, int t, int d);
     const int *d_pages;
 };
 
@@ -64,15 +75,17 @@ struct attention_bench {
 inline attention_bench::attention_bench(const attention_case &c_, bool rotate) : c(c_)
 {
     const int H = c.Hk * c.G, T = c.seqs * c.rows;
-    bytes = c.type == KV_BF16 ? 2 : 1;
-    head = (size_t)2 * KV_PLACE_TOKENS * c.D * bytes;
+    bits = c.type == KV_BF16 ? 16 : c.type == KV_FP4 ? 4 : 8;
+    scale = c.type == KV_INT8 ? 8 : c.type == KV_FP4 ? c.D / 16 : 0;
+    head = kv_place_head(bits, scale, c.D);
     max_pages = (c.len + KV_PLACE_TOKENS - 1) / KV_PLACE_TOKENS;
     pages_each = (size_t)c.seqs * max_pages;
     const size_t page = head * c.Hk;
     copies = rotate ? std::max(2, (int)(450e6 / ((double)pages_each * page)) + 1) : 1;
     const size_t total = pages_each * copies * page;
     uint8_t *cache = (uint8_t *)empty(total, 0);
-    fill<<<2048, 256>>>((uint32_t *)cache, total / 4, c.type);
+    fill<<<2048, 256>>>((uint32_t *)cache, total / 4, c.type, (uint32_t)head / 4,
+                        (uint32_t)kv_place_head(bits, 0, c.D) / 4);
     for (int k = 0; k < copies; k++) {
         std::vector<int> order(pages_each);
         for (size_t i = 0; i < pages_each; i++)
@@ -107,6 +120,30 @@ inline attention_bench::attention_bench(const attention_case &c_, bool rotate) :
     use(0);
 }
 
+/* Lane d of token t in the head of a page. */
+inline double attention_bench::value(const std::vector<uint8_t> &page, int which, int t, int d)
+{
+    const int token = t % KV_PLACE_TOKENS;
+    const uint8_t *own = scale ? &page[kv_place_scale(bits, c.D, which, token, d / 16)] : NULL;
+    if (c.type == KV_FP4) {
+        static const double values[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+        const size_t at = kv_fp4_place(c.D, which, token, d);
+        const int code = page[at / 2] >> (4 * (at % 2)) & 15;
+        return ldexp(code & 8 ? -values[code & 7] : values[code], *own - 127);
+    }
+    const size_t i = kv_place(bits / 8, c.D, which, token, d);
+    if (c.type == KV_INT8) {
+        float pair[2];
+        memcpy(pair, own, sizeof pair);
+        return (double)page[i] * pair[0] + pair[1];
+    }
+    if (c.type == KV_FP8_E4M3) return e4m3_value(page[i]);
+    if (c.type == KV_FP8_E5M2) return __half2float(__ushort_as_half((uint16_t)(page[i] << 8)));
+    __nv_bfloat16 b;
+    memcpy(&b, &page[2 * i], 2);
+    return __bfloat162float(b);
+}
+
 /* Relative error over all heads of these rows, which have been computed with copy 0. */
 inline double attention_bench::error(const std::vector<int> &rows_to_look_at)
 {
@@ -129,13 +166,7 @@ inline double attention_bench::error(const std::vector<int> &rows_to_look_at)
                                           a.kv.page_stride +
                                       h * head,
                                   head, cudaMemcpyDeviceToHost));
-                auto at = [&](int which, int d) -> double {
-                    const size_t i = kv_place(bytes, c.D, which, t % KV_PLACE_TOKENS, d);
-                    __nv_bfloat16 b;
-                    if (bytes == 1) return e4m3_value(page[i]);
-                    memcpy(&b, &page[2 * i], 2);
-                    return __bfloat162float(b);
-                };
+                auto at = [&](int which, int d) { return value(page, which, t, d); };
                 for (int d = 0; d < c.D; d++)
                     kv[d] = at(0, d), kv[c.D + d] = at(1, d);
                 for (int g = 0; g < c.G; g++) {

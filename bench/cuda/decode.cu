@@ -1,14 +1,16 @@
-/* Attention of one new token a sequence, as the operator: BF16 and E4M3 caches, batches and
+/* Attention of one new token a sequence, as the operator: caches of all types, batches and
  * contexts from short to long. Some rows of each result are held against a double-precision softmax
  * over the same codes; then graph replays over enough caches that none is found in the L2. Exit 1
  * when a result is wrong. */
 #include "attention.cuh"
 
+static const char *const names[KV_TYPES] = {"bf16", "e4m3", "e5m2", "int8", "fp4 ", "f32 "};
+
 static int one(const attention_case &c, double roof, cudaStream_t st)
 {
     if (2.0 * c.seqs * c.len * c.Hk * c.D * 2 > 60e9) return 0;
     attention_bench s(c, true);
-    const char *why = cuda_attention(&s.a, st), *name = c.type == KV_BF16 ? "bf16" : "e4m3";
+    const char *why = cuda_attention(&s.a, st), *name = names[c.type];
     if (why) {
         printf("%s B %d len %d: %s\n", name, c.seqs, c.len, why);
         return 1;
@@ -22,7 +24,7 @@ static int one(const attention_case &c, double roof, cudaStream_t st)
         cuda_attention(&s.a, st);
     });
     const int seen = c.window ? std::min(c.window, c.len) : c.len;
-    const double read = 2.0 * c.seqs * seen * c.Hk * c.D * s.bytes;
+    const double read = (double)s.head / KV_PLACE_TOKENS * c.seqs * seen * c.Hk;
     const int bad = !(err < 4e-3); /* probabilities are rounded to 16 bits */
     printf("%s B %3d len %6d%s heads %2dx%d D %3d %8.2f us %5.2f TB/s %3.0f %%  err %.1e%s\n", name,
            c.seqs, c.len, c.window ? " (window)" : "", c.Hk, c.G, c.D, us, read / us / 1e6,
@@ -51,7 +53,7 @@ int main(void)
     const double roof = measure_roof(st);
     printf("%s, read roof %.2f TB/s\n", p.name, roof);
     for (auto &k : cases)
-        for (int type : {(int)KV_BF16, (int)KV_FP8_E4M3}) {
+        for (int type = 0; type < KV_F32; type++) {
             bad += one({type, k[0], 1, k[1], k[2], k[3], k[4], k[5]}, roof, st);
             n++;
         }

@@ -96,8 +96,7 @@ void kern_host_free(kern_dev *d, void *p)
 
 bool kern_kv_mma(const kern_dev *d, kern_kv_type t, int D, int v_in_k, int page_tokens)
 {
-    return d->be && page_tokens == d->page_tokens && !v_in_k && D % 32 == 0 &&
-           (t == KV_BF16 || t == KV_FP8_E4M3);
+    return d->be && page_tokens == d->page_tokens && !v_in_k && D % 32 == 0 && t != KV_F32;
 }
 
 int kern_reserve_attention(kern_dev *d, int64_t max_rows, int H, int v_lanes, err *e)

@@ -2,7 +2,7 @@
  * cache in both orders, with poison wherever nothing is stored. The kernels of the tensor cores
  * have a test of their own (test_gpu_prefill.c). */
 #include "gpu_fixture.h"
-#include "kern/cuda/kv_place.h"
+#include "gpu_pages.h"
 #include "kern/cuda/plain_attention.h"
 #include "kern/ops.h"
 
@@ -19,8 +19,8 @@ typedef struct cache {
 
 static bool has_mma(int type, int D, int v_in_k, int page_tokens)
 {
-    return (type == KV_BF16 || type == KV_FP8_E4M3 || type == KV_FP8_E5M2) && D % 8 == 0 &&
-           !v_in_k && page_tokens == KV_PLACE_TOKENS;
+    return type != KV_F32 && D % (type == KV_FP4 ? 32 : 8) == 0 && !v_in_k &&
+           page_tokens == KV_PLACE_TOKENS;
 }
 
 static cache make_cache(int type, int Hk, int D, int v_in_k, int page_tokens, int pages)
@@ -56,18 +56,9 @@ static cache make_cache(int type, int Hk, int D, int v_in_k, int page_tokens, in
 /* The bytes of the CPU's pages in MMA order. */
 static uint8_t *turned(const cache *c, int pages)
 {
-    const kern_kv_layer *kv = &c->cpu;
-    size_t bytes = kern_kv_code_bytes(kv->type, kv->D) / (size_t)kv->D;
     uint8_t *to = gpu_host(c->bytes);
     for (int slot = 0; slot < pages * KV_PLACE_TOKENS; slot++)
-        for (int h = 0; h < kv->Hk; h++)
-            for (int which = 0; which < 2; which++)
-                for (int d = 0; d < kv->D; d++) {
-                    size_t at = kv_place((int)bytes, kv->D, which, slot % KV_PLACE_TOKENS, d);
-                    at += (size_t)h * 2 * KV_PLACE_TOKENS * (size_t)kv->D;
-                    memcpy(to + (size_t)(slot / KV_PLACE_TOKENS) * kv->page_stride + at * bytes,
-                           kern__kv_code(kv, which, h, slot) + (size_t)d * bytes, bytes);
-                }
+        gpu_kv_turn(&c->cpu, slot, to + (size_t)(slot / KV_PLACE_TOKENS) * c->cpu.page_stride);
     return to;
 }
 
@@ -108,7 +99,8 @@ static void store_case(int type, gpu_kv_order order, int D, int v_in_k, int page
 static void store(void **state)
 {
     (void)state;
-    static const int dims[][3] = {{64, 0, 32}, {80, 0, 16}, {128, 0, 32}, {20, 0, 7}, {48, 40, 16}};
+    static const int dims[][3] = {{64, 0, 32},  {80, 0, 16}, {128, 0, 32}, {20, 0, 7},
+                                  {48, 40, 16}, {96, 0, 32}, {256, 0, 32}};
     for (int type = 0; type < KV_TYPES; type++)
         for (size_t i = 0; i < sizeof dims / sizeof *dims; i++) {
             const int *d = dims[i];
@@ -226,6 +218,8 @@ static void attention(void **state)
     for (int i = 0; i < 4; i++) {
         attn_case c = {8, 2, plain[i], 0, 32, 40, 0, true, {3, 1, 0, 9}, {3, 140, 0, 33}};
         attend(&c, i % 2 ? KV_BF16 : KV_INT8, GPU_KV_PLAIN, GPU_BF16);
+        attend(&c, KV_INT8, GPU_KV_MMA, GPU_F32); /* rows that no tuned kernel takes */
+        attend(&c, KV_FP4, GPU_KV_MMA, GPU_F32);
     }
 }
 

@@ -3,8 +3,8 @@
  * nothing was stored, and gone pages where a window has passed. Both read the same rounded cache,
  * so that what differs is the rounding of q (f32 lanes) and of probabilities to 16 bits. */
 #include "gpu_fixture.h"
+#include "gpu_pages.h"
 #include "kern/cuda/decode.h"
-#include "kern/cuda/kv_place.h"
 #include "kern/cuda/plain_attention.h"
 #include "kern/cuda/prefill.h"
 #include "kern/cuda/prefill90.h"
@@ -62,23 +62,14 @@ static void fill(step *s, const int32_t *pages, int len)
 {
     kern_kv_layer *kv = &s->layer;
     int D = kv->D, n = kv->Hk * D;
-    size_t bytes = kern_kv_code_bytes(kv->type, D) / (size_t)D;
     float *k = spreads((int64_t)len * n, 2), *v = spreads((int64_t)len * n, 1);
     int32_t *slot = gpu_host((size_t)len * sizeof *slot);
     for (int t = 0; t < len; t++)
         slot[t] = pages[t / KV_PLACE_TOKENS] * KV_PLACE_TOKENS + t % KV_PLACE_TOKENS;
     kern_kv_store(gpu.cpu, kv, k, n, v, n, slot, len);
     for (int t = 0; t < len; t++)
-        for (int h = 0; h < kv->Hk; h++)
-            for (int which = 0; which < 2; which++) {
-                const uint8_t *code = kern__kv_code(kv, which, h, slot[t]);
-                uint8_t *head = s->mma +
-                                (size_t)pages[t / KV_PLACE_TOKENS] * s->gpu.kv.page_stride +
-                                (size_t)h * 2 * KV_PLACE_TOKENS * (size_t)D * bytes;
-                for (int d = 0; d < D; d++)
-                    memcpy(head + kv_place((int)bytes, D, which, t % KV_PLACE_TOKENS, d) * bytes,
-                           code + (size_t)d * bytes, bytes);
-            }
+        gpu_kv_turn(kv, slot[t],
+                    s->mma + (size_t)pages[t / KV_PLACE_TOKENS] * s->gpu.kv.page_stride);
 }
 
 static void make_cache(step *s)
@@ -267,6 +258,16 @@ static const attn_case one_row[] = {
     {"one fp8 64", 7, 1, 64, KV_FP8_E4M3, GPU_F32, GPU_F32, 0, 0, true, true, {{1, 1000}, {1, 1}}, 2},
     {"one fp8 96", 2, 1, 96, KV_FP8_E4M3, GPU_F32, GPU_F32, 100, 0, false, false, {{1, 366}, {1, 40}}, 2},
     {"one fp8 256 softcap", 2, 1, 256, KV_FP8_E4M3, GPU_BF16, GPU_F32, 0, 2, false, true, {{1, 170}}, 1},
+    {"one e5m2", 8, 2, 128, KV_FP8_E5M2, GPU_BF16, GPU_BF16, 0, 0, false, true, {{1, 500}, {1, 1}, {0, 0}, {1, 90}}, 4},
+    {"one e5m2 64, sinks", 7, 1, 64, KV_FP8_E5M2, GPU_F32, GPU_F32, 0, 0, true, false, {{1, 300}, {1, 33}}, 2},
+    {"one int8", 8, 2, 128, KV_INT8, GPU_BF16, GPU_BF16, 0, 0, false, false, {{1, 500}, {1, 1}, {0, 0}, {1, 90}, {1, 64}}, 5},
+    {"one int8 64, many runs", 7, 1, 64, KV_INT8, GPU_F32, GPU_F32, 0, 0, true, false, {{1, 2300}, {1, 31}}, 2},
+    {"one int8 96 window", 2, 1, 96, KV_INT8, GPU_F32, GPU_F32, 100, 0, false, false, {{1, 366}, {1, 40}}, 2},
+    {"one int8 256 softcap", 12, 1, 256, KV_INT8, GPU_BF16, GPU_F32, 0, 2, false, false, {{1, 170}}, 1},
+    {"one fp4", 8, 2, 128, KV_FP4, GPU_BF16, GPU_BF16, 0, 0, false, false, {{1, 500}, {1, 1}, {0, 0}, {1, 90}, {1, 64}}, 5},
+    {"one fp4 64, many runs", 7, 1, 64, KV_FP4, GPU_F32, GPU_F32, 0, 0, true, false, {{1, 2300}, {1, 31}}, 2},
+    {"one fp4 96 window", 2, 1, 96, KV_FP4, GPU_F32, GPU_F32, 100, 0, false, false, {{1, 366}, {1, 40}}, 2},
+    {"one fp4 256 softcap", 12, 1, 256, KV_FP4, GPU_BF16, GPU_F32, 0, 2, false, false, {{1, 170}}, 1},
 };
 /* For tiles of 128 rows and 128 keys: more of either, ends at many places of a page. */
 static const attn_case many_tiles[] = {
@@ -282,6 +283,8 @@ static const attn_case mixed_rows[] = {
     {"mixed bf16", 8, 2, 128, KV_BF16, GPU_BF16, GPU_BF16, 0, 0, false, false, {{1, 700}, {5, 5}, {0, 0}, {1, 33}, {40, 129}, {2, 2}}, 6},
     {"mixed fp8, window", 6, 2, 64, KV_FP8_E4M3, GPU_F32, GPU_F32, 50, 0, true, true, {{70, 200}, {1, 33}, {1, 300}}, 3},
     {"mixed, no kernel for D", 4, 2, 32, KV_BF16, GPU_BF16, GPU_F32, 0, 0, false, false, {{7, 70}, {1, 33}, {1, 90}}, 3},
+    {"mixed int8", 4, 2, 64, KV_INT8, GPU_BF16, GPU_F32, 0, 0, false, false, {{7, 70}, {1, 33}, {1, 90}}, 3},
+    {"mixed fp4", 4, 2, 64, KV_FP4, GPU_BF16, GPU_F32, 0, 0, false, false, {{7, 70}, {1, 33}, {1, 90}}, 3},
     {"mixed, no kernel for type", 4, 2, 64, KV_FP8_E5M2, GPU_BF16, GPU_F32, 0, 0, false, true, {{7, 70}, {1, 33}, {1, 90}}, 3},
 };
 /* clang-format on */

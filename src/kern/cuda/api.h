@@ -42,8 +42,8 @@ typedef struct gpu_seqs {
     int max_len;  /* host: no kv_len is above it */
 } gpu_seqs;
 
-/* How the elements of a page lie. PLAIN: as kern.h says. MMA: bf16 and fp8 in pages of 32 tokens,
- * head after head, K then V transposed (kv_place). */
+/* How the elements of a page lie. PLAIN: as kern.h says. MMA: pages of 32 tokens, head after head,
+ * K then V transposed, then scales (kv_place.h); not for f32. */
 typedef enum gpu_kv_order { GPU_KV_PLAIN, GPU_KV_MMA } gpu_kv_order;
 typedef struct gpu_kv { /* one layer of the cache; see kern_kv_layer */
     int type;           /* kern_kv_type */

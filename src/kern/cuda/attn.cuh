@@ -19,8 +19,11 @@ extern "C" {
 
 #define ATTN_LOG2E 1.4426950408889634f
 
+/* pack, mma: of q and K. Where scales differ from token to token, probabilities times scales are
+ * bf16, whose range is wide enough (wide_p). */
 struct kv_bf16 {
-    static constexpr int bytes = 2;
+    static constexpr int bytes = 2, bits = 16;
+    static constexpr bool wide_p = true;
     static __device__ __forceinline__ void take(uint32_t at, uint32_t b[4])
     {
         uint4 x = ptx_lds128(at);
@@ -36,14 +39,8 @@ struct kv_bf16 {
         ptx_mma_bf16(d, a, b0, b1);
     }
 };
-struct kv_e4m3 {
-    static constexpr int bytes = 1;
-    static __device__ __forceinline__ void take(uint32_t at, uint32_t b[4])
-    {
-        uint2 x = ptx_lds64(at);
-        b[0] = ptx_e4m3_f16(x.x), b[1] = ptx_e4m3_f16(x.x >> 16);
-        b[2] = ptx_e4m3_f16(x.y), b[3] = ptx_e4m3_f16(x.y >> 16);
-    }
+struct kv_codes { /* types that become f16 */
+    static constexpr int bytes = 1, bits = 8;
     static __device__ __forceinline__ uint32_t pack(float lo, float hi)
     {
         return ptx_pack_f16(lo, hi);
@@ -52,6 +49,25 @@ struct kv_e4m3 {
                                                uint32_t b1)
     {
         ptx_mma_f16(d, a, b0, b1);
+    }
+};
+
+struct kv_e4m3 : kv_codes {
+    static constexpr bool wide_p = false;
+    static __device__ __forceinline__ void take(uint32_t at, uint32_t b[4])
+    {
+        uint2 x = ptx_lds64(at);
+        b[0] = ptx_e4m3_f16(x.x), b[1] = ptx_e4m3_f16(x.x >> 16);
+        b[2] = ptx_e4m3_f16(x.y), b[3] = ptx_e4m3_f16(x.y >> 16);
+    }
+};
+struct kv_e5m2 : kv_codes { /* the upper byte of an f16 */
+    static constexpr bool wide_p = false;
+    static __device__ __forceinline__ void take(uint32_t at, uint32_t b[4])
+    {
+        uint2 x = ptx_lds64(at);
+        b[0] = __byte_perm(x.x, 0, 0x1404), b[1] = __byte_perm(x.x, 0, 0x3424);
+        b[2] = __byte_perm(x.y, 0, 0x1404), b[3] = __byte_perm(x.y, 0, 0x3424);
     }
 };
 
@@ -71,6 +87,20 @@ template <class V> static __device__ __forceinline__ void attn_q(gpu_x q, int64_
     for (int k = 0; k < 4; k++)
         to[k] = V::bytes == 2 ? w[k]
                               : V::pack(bf16_f32((uint16_t)w[k]), bf16_f32((uint16_t)(w[k] >> 16)));
+}
+
+/* Four lanes from a multiple of four. */
+template <class V>
+static __device__ __forceinline__ void attn_q4(gpu_x q, int64_t i, uint32_t to[2])
+{
+    if (q.type == GPU_F32) {
+        const float4 x = *(const float4 *)((const float *)q.p + i);
+        to[0] = V::pack(x.x, x.y), to[1] = V::pack(x.z, x.w);
+        return;
+    }
+    const uint2 x = *(const uint2 *)((const uint16_t *)q.p + i);
+    to[0] = V::pack(bf16_f32((uint16_t)x.x), bf16_f32((uint16_t)(x.x >> 16)));
+    to[1] = V::pack(bf16_f32((uint16_t)x.y), bf16_f32((uint16_t)(x.y >> 16)));
 }
 
 /* Scores s = q.k of a KV head become powers of two: s * by, or with a softcap cap * tanh(s * by).
@@ -105,7 +135,6 @@ static inline const char *attn_refuse(const gpu_attention *a)
     const gpu_kv *kv = &a->kv;
     const size_t fine = (size_t)a->q.p | (size_t)a->out.p | (size_t)kv->base | kv->page_stride;
     if (kv->order != GPU_KV_MMA) return "the cache is not in the order of the tensor cores";
-    if (kv->type != KV_BF16 && kv->type != KV_FP8_E4M3) return "made for bf16 and fp8_e4m3 caches";
     if (kv->v_in_k) return "V is part of K";
     if (kv->page_tokens != KV_PLACE_TOKENS) return "made for pages of 32 tokens";
     if (kv->Hk < 1 || a->H % kv->Hk) return "query heads are no multiple of KV heads";

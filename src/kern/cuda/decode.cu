@@ -22,12 +22,18 @@ typedef struct entry {
     ROW(__VA_ARGS__, 1), ROW(__VA_ARGS__, 2), ROW(__VA_ARGS__, 4), ROW(__VA_ARGS__, 8),            \
         ROW(__VA_ARGS__, 16)
 #endif
-/* Warps, stages and blocks of a multiprocessor: as many as its shared memory holds. */
+/* Warps, stages and blocks of a multiprocessor: as many as its shared memory and registers hold. */
 static const entry entries[] = {
     ALL(KV_BF16, kv_bf16, 64, 8, 2, 1),      ALL(KV_BF16, kv_bf16, 96, 8, 2, 1),
     ALL(KV_BF16, kv_bf16, 128, 8, 1, 1),     ALL(KV_BF16, kv_bf16, 256, 4, 1, 1),
     ALL(KV_FP8_E4M3, kv_e4m3, 64, 8, 2, 2),  ALL(KV_FP8_E4M3, kv_e4m3, 96, 8, 2, 2),
     ALL(KV_FP8_E4M3, kv_e4m3, 128, 8, 1, 2), ALL(KV_FP8_E4M3, kv_e4m3, 256, 4, 1, 2),
+    ALL(KV_FP8_E5M2, kv_e5m2, 64, 8, 2, 2),  ALL(KV_FP8_E5M2, kv_e5m2, 96, 8, 2, 2),
+    ALL(KV_FP8_E5M2, kv_e5m2, 128, 6, 2, 2), ALL(KV_FP8_E5M2, kv_e5m2, 256, 4, 1, 2),
+    ALL(KV_INT8, kv_int8, 64, 8, 2, 2),      ALL(KV_INT8, kv_int8, 96, 8, 2, 2),
+    ALL(KV_INT8, kv_int8, 128, 6, 2, 2),     ALL(KV_INT8, kv_int8, 256, 4, 1, 2),
+    ALL(KV_FP4, kv_fp4, 64, 8, 2, 2),        ALL(KV_FP4, kv_fp4, 96, 8, 2, 2),
+    ALL(KV_FP4, kv_fp4, 128, 6, 2, 2),       ALL(KV_FP4, kv_fp4, 256, 4, 2, 2),
 };
 
 static const entry *find(int type, int D, int cluster)
@@ -75,7 +81,8 @@ extern "C" const char *decode_refuse(const gpu_attention *a)
 {
     const char *why = attn_refuse(a);
     if (why) return why;
-    if (!find(a->kv.type, a->kv.D, 1)) return "made for heads of 64, 96, 128 and 256 lanes";
+    if (!find(a->kv.type, a->kv.D, 1))
+        return "made for bf16, fp8, int8 and fp4 caches and heads of 64, 96, 128 and 256 lanes";
     const division d = divide(a);
     if (a->seqs.n > 65535 || (int64_t)a->kv.Hk * d.sets > 65535)
         return "more sequences or heads than a grid has blocks";

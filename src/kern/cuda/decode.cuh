@@ -19,10 +19,7 @@
  * left alone, rows of no sequence become zero. */
 #ifndef KERN_CUDA_DECODE_CUH
 #define KERN_CUDA_DECODE_CUH
-#include "kern/cuda/attn.cuh"
-
-#define DECODE_PAGE  KV_PLACE_TOKENS
-#define DECODE_HEADS 8 /* query heads of a block */
+#include "kern/cuda/decode_page.cuh"
 
 struct decode_args {
     gpu_attention a;
@@ -33,7 +30,7 @@ struct decode_args {
 };
 
 template <class V, int D, int WARPS, int STAGES> struct decode_shape {
-    static constexpr int plane = DECODE_PAGE * D * V::bytes, page = 2 * plane;
+    static constexpr int page = decode_head<V>(D);
     static constexpr int threads = WARPS * 32;
     static constexpr int ring_at = 128; /* behind the barriers */
     static_assert(WARPS * STAGES * 8 <= ring_at, "barriers");
@@ -57,110 +54,6 @@ struct decode_task {
     bool nobody; /* there may be rows of no sequence for this block */
 };
 
-/* Running softmax of a warp: maximum of the scores and sum of queries 2(l%4), +1; O rows l/4 (+8)
- * of D/16 tiles. */
-template <int D> struct decode_state {
-    float max[2], sum[2], o[D / 16][4];
-};
-
-/* Two k16 steps of A from 8 values of row r and 8 of row r+8. */
-template <class V>
-static __device__ __forceinline__ void decode_take(uint32_t r0, uint32_t r8, uint32_t a[2][4])
-{
-    uint32_t x[4], y[4];
-    V::take(r0, x);
-    V::take(r8, y);
-    a[0][0] = x[0], a[0][2] = x[1], a[1][0] = x[2], a[1][2] = x[3];
-    a[0][1] = y[0], a[0][3] = y[1], a[1][1] = y[2], a[1][3] = y[3];
-}
-
-/* Bits of tokens t and t+1 of a page, of which [lo, hi) count. */
-static __device__ __forceinline__ uint32_t decode_pair(int t, int lo, int hi)
-{
-    return (t >= lo && t < hi ? 0xffffu : 0u) | (t + 1 >= lo && t + 1 < hi ? 0xffff0000u : 0u);
-}
-
-/* EDGE: only tokens [lo, hi) of the page count; others may hold anything, NaN too. */
-template <class V, int D, bool EDGE>
-static __device__ __forceinline__ void decode_page(uint32_t at, int lane_id, int lo, int hi,
-                                                   const uint32_t q[D / 32][4], attn_scale scale,
-                                                   decode_state<D> &st)
-{
-    const int r = lane_id / 4, c = lane_id % 4;
-    float s[2][4];
-#pragma unroll
-    for (int t = 0; t < 2; t++) { /* 16 tokens each */
-        s[t][0] = s[t][1] = s[t][2] = s[t][3] = 0;
-        const uint32_t row = at + (uint32_t)((t * 16 + r) * D) * V::bytes;
-#pragma unroll
-        for (int i = 0; i < D / 32; i++) {
-            uint32_t a[2][4],
-                k = row + (uint32_t)(((4 * i + c) ^ kv_turn(V::bytes, D, r)) * 8) * V::bytes;
-            decode_take<V>(k, k + 8 * D * V::bytes, a);
-            V::mma(s[t], a[0], q[i][0], q[i][1]);
-            V::mma(s[t], a[1], q[i][2], q[i][3]);
-        }
-        if (scale.cap > 0) {
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                s[t][i] = attn_capped(s[t][i], scale);
-        }
-        if (EDGE) {
-            const int k = t * 16 + r;
-            if (k < lo || k >= hi) s[t][0] = s[t][1] = -INFINITY;
-            if (k + 8 < lo || k + 8 >= hi) s[t][2] = s[t][3] = -INFINITY;
-        }
-    }
-    const float by = scale.cap > 0 ? 1.0f : scale.by;
-    float shrink[2];
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        float m = fmaxf(fmaxf(s[0][h], s[0][h + 2]), fmaxf(s[1][h], s[1][h + 2]));
-        m = fmaxf(m, __shfl_xor_sync(~0u, m, 4));
-        m = fmaxf(m, __shfl_xor_sync(~0u, m, 8));
-        m = fmaxf(m, __shfl_xor_sync(~0u, m, 16));
-        m = fmaxf(m, st.max[h]);
-        shrink[h] = ptx_exp2((st.max[h] - m) * by);
-        st.max[h] = m;
-        const float from = -m * by;
-        float sum = 0;
-#pragma unroll
-        for (int t = 0; t < 2; t++) {
-            s[t][h] = ptx_exp2(fmaf(s[t][h], by, from));
-            s[t][h + 2] = ptx_exp2(fmaf(s[t][h + 2], by, from));
-            sum += s[t][h] + s[t][h + 2];
-        }
-        st.sum[h] = st.sum[h] * shrink[h] + sum; /* of this lane's tokens */
-    }
-    uint32_t p[2][2]; /* tokens in pairs, queries in rows: what B needs */
-#pragma unroll
-    for (int t = 0; t < 2; t++) {
-        p[t][0] = ptx_transpose(V::pack(s[t][0], s[t][1]));
-        p[t][1] = ptx_transpose(V::pack(s[t][2], s[t][3]));
-    }
-    uint32_t live[2][2];
-#pragma unroll
-    for (int i = 0; EDGE && i < 4; i++)
-        live[i / 2][i % 2] = decode_pair(8 * i + 2 * c, lo, hi);
-    const uint32_t row = at + (uint32_t)(DECODE_PAGE * D + r * DECODE_PAGE + c * 8) * V::bytes;
-    const bool any = __any_sync(~0u, shrink[0] != 1.0f || shrink[1] != 1.0f);
-#pragma unroll
-    for (int i = 0; i < D / 16; i++) {
-        uint32_t a[2][4];
-        if (any) {
-            st.o[i][0] *= shrink[0], st.o[i][1] *= shrink[1];
-            st.o[i][2] *= shrink[0], st.o[i][3] *= shrink[1];
-        }
-        decode_take<V>(row + i * 16 * DECODE_PAGE * V::bytes,
-                       row + (i * 16 + 8) * DECODE_PAGE * V::bytes, a);
-#pragma unroll
-        for (int k = 0; EDGE && k < 8; k++)
-            a[k / 4][k % 4] &= live[k / 4][k % 4 / 2];
-        V::mma(st.o[i], a[0], p[0][0], p[0][1]);
-        V::mma(st.o[i], a[1], p[1][0], p[1][1]);
-    }
-}
-
 /* Lane d of query head g of the block: o counts from max (in powers of two), as sum does. */
 template <int D>
 static __device__ __forceinline__ void decode_put(const decode_args &p, const decode_task &k, int g,
@@ -172,7 +65,7 @@ static __device__ __forceinline__ void decode_put(const decode_args &p, const de
 
 /* Merges the warps of a block into to[heads][D + 2] (sums, then maximum and total), or, when there
  * is nothing else to add (to NULL), into the output. by: of the maxima. */
-template <int D, int WARPS>
+template <class V, int D, int WARPS>
 static __device__ __forceinline__ void decode_merge(const decode_args &p, const decode_task &k,
                                                     decode_state<D> &st, float by, float *smem,
                                                     float *to)
@@ -184,6 +77,11 @@ static __device__ __forceinline__ void decode_merge(const decode_args &p, const 
         st.sum[h] += __shfl_xor_sync(~0u, st.sum[h], 4);
         st.sum[h] += __shfl_xor_sync(~0u, st.sum[h], 8);
         st.sum[h] += __shfl_xor_sync(~0u, st.sum[h], 16);
+        if constexpr (decode_is<V>::int8) {
+            st.rest[h] += __shfl_xor_sync(~0u, st.rest[h], 4);
+            st.rest[h] += __shfl_xor_sync(~0u, st.rest[h], 8);
+            st.rest[h] += __shfl_xor_sync(~0u, st.rest[h], 16);
+        }
         if (r == 0) {
             maxs[warp * 8 + 2 * c + h] = st.max[h] * by;
             sums[warp * 8 + 2 * c + h] = st.sum[h];
@@ -191,8 +89,9 @@ static __device__ __forceinline__ void decode_merge(const decode_args &p, const 
 #pragma unroll
         for (int i = 0; i < D / 16; i++) {
             float *o = os + (warp * 8 + 2 * c + h) * (D + 4) + i * 16 + r;
-            o[0] = st.o[i][h];
-            o[8] = st.o[i][h + 2];
+            const float rest = decode_is<V>::int8 ? st.rest[h] : 0.0f;
+            o[0] = st.o[i][h] + rest;
+            o[8] = st.o[i][h + 2] + rest;
         }
     }
     __syncthreads();
@@ -364,25 +263,20 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS) decode_kernel(const decode
     const int mine = k.first + warp;
     for (int i = 0; i < STAGES; i++)
         if (mine + i * WARPS != k.last_page) ask(mine + i * WARPS, i);
-    const attn_scale scale = attn_scale_of(p.a, k.hk);
+    attn_scale scale = attn_scale_of(p.a, k.hk);
+    if constexpr (decode_is<V>::fp4) scale.by *= V::unit;
     ptx_pdl_wait();
     ptx_pdl_go();
     for (int i = 0; i < STAGES; i++)
         if (mine + i * WARPS == k.last_page) ask(mine + i * WARPS, i);
 
-    /* q of the group: query l/4, columns as K has them. */
-    uint32_t q[D / 32][4];
-    const bool live = lane_id / 4 < k.heads;
-    const int64_t from =
-        k.row * p.a.ldq + (int64_t)(k.head0 + (live ? lane_id / 4 : 0)) * D + lane_id % 4 * 8;
-#pragma unroll
-    for (int i = 0; i < D / 32; i++) {
-        q[i][0] = q[i][1] = q[i][2] = q[i][3] = 0;
-        if (live) attn_q<V>(p.a.q, from + i * 32, q[i]);
-    }
+    decode_q<D> q;
+    decode_queries<V, D>(
+        p.a.q, lane_id / 4 < k.heads ? k.row * p.a.ldq + (int64_t)(k.head0 + lane_id / 4) * D : -1,
+        lane_id, q);
     decode_state<D> st;
     st.max[0] = st.max[1] = -INFINITY;
-    st.sum[0] = st.sum[1] = 0;
+    st.sum[0] = st.sum[1] = st.rest[0] = st.rest[1] = 0;
 #pragma unroll
     for (int i = 0; i < D / 16; i++)
         st.o[i][0] = st.o[i][1] = st.o[i][2] = st.o[i][3] = 0;
@@ -407,18 +301,18 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS) decode_kernel(const decode
 #ifndef TARE_EMULATED
     if (CLUSTER > 1) {
         float *merged = place + WARPS * 8 * (D + 6);
-        decode_merge<D, WARPS>(p, k, st, by, place, merged);
+        decode_merge<V, D, WARPS>(p, k, st, by, place, merged);
         decode_cluster<D, WARPS, CLUSTER>(p, k, merged, (int)blockIdx.x);
         return;
     }
 #endif
     if (p.runs == 1) {
-        decode_merge<D, WARPS>(p, k, st, by, place, NULL);
+        decode_merge<V, D, WARPS>(p, k, st, by, place, NULL);
         return;
     }
-    decode_merge<D, WARPS>(p, k, st, by, place,
-                           p.part +
-                               (k.place * p.runs + (int)blockIdx.x) * p.heads * (int64_t)(D + 2));
+    decode_merge<V, D, WARPS>(p, k, st, by, place,
+                              p.part + (k.place * p.runs + (int)blockIdx.x) * p.heads *
+                                           (int64_t)(D + 2));
     /* The last block of the head adds up the runs. */
     __shared__ unsigned ticket;
     __threadfence();

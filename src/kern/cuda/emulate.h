@@ -200,6 +200,10 @@ template <class T> static inline T emu_swap(T *p, T v)
     }
 #define EMU_INT_ATOMICS(T)                                                                         \
     EMU_ATOMICS(T)                                                                                 \
+    static inline T atomicXor(T *p, T v)                                                           \
+    {                                                                                              \
+        return emu_swap(p, (T)(*p ^ v));                                                           \
+    }                                                                                              \
     static inline T atomicMax(T *p, T v)                                                           \
     {                                                                                              \
         return emu_swap(p, *p > v ? *p : v);                                                       \

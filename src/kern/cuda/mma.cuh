@@ -85,6 +85,14 @@ PTX uint2 ptx_lds64(uint32_t at)
 {
     return *emu_at<uint2>(at);
 }
+PTX uint32_t ptx_lds32(uint32_t at)
+{
+    return *emu_at<uint32_t>(at);
+}
+PTX uint32_t ptx_lds16(uint32_t at)
+{
+    return *emu_at<uint16_t>(at);
+}
 PTX void ptx_sts128(uint32_t at, uint4 v)
 {
     *emu_at<uint4>(at) = v;
@@ -104,6 +112,21 @@ PTX uint32_t ptx_pack_f16(float lo, float hi)
 PTX uint32_t ptx_e4m3_f16(uint32_t two) /* every code is a number of f16, or NaN */
 {
     return ptx_pack_f16(e4m3_f32(two & 255), e4m3_f32(two >> 8 & 255));
+}
+PTX uint32_t ptx_sub_f16x2(uint32_t a, uint32_t b)
+{
+    return ptx_pack_f16(f16_f32(a & 0xffff) - f16_f32(b & 0xffff),
+                        f16_f32(a >> 16) - f16_f32(b >> 16));
+}
+PTX uint32_t ptx_sub_bf16x2(uint32_t a, uint32_t b)
+{
+    return ptx_pack_bf16(bf16_f32((uint16_t)a) - bf16_f32((uint16_t)b),
+                         bf16_f32((uint16_t)(a >> 16)) - bf16_f32((uint16_t)(b >> 16)));
+}
+PTX uint32_t ptx_mul_bf16x2(uint32_t a, uint32_t b)
+{
+    return ptx_pack_bf16(bf16_f32((uint16_t)a) * bf16_f32((uint16_t)b),
+                         bf16_f32((uint16_t)(a >> 16)) * bf16_f32((uint16_t)(b >> 16)));
 }
 PTX float ptx_exp2(float x)
 {

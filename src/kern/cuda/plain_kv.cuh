@@ -43,8 +43,9 @@ static inline const char *kv_refuse(const gpu_kv &kv)
         return "cache without heads, lanes or tokens";
     if (kv.order == GPU_KV_PLAIN) return NULL;
     if (kv.order != GPU_KV_MMA) return "cache in an unknown order";
-    if (kv.type != KV_BF16 && kv.type != KV_FP8_E4M3 && kv.type != KV_FP8_E5M2)
-        return "cache in MMA order, made for bf16 and fp8";
+    if (kv.type == KV_F32) return "cache in MMA order, made for bf16, fp8, int8 and fp4";
+    if (kv.type == KV_FP4 && kv.D % 32)
+        return "fp4 cache in MMA order, made for heads of a multiple of 32 lanes";
     if (kv.page_tokens != KV_PLACE_TOKENS) return "cache in MMA order, made for pages of 32 tokens";
     return kv.v_in_k ? "cache in MMA order, made for values of their own" : NULL;
 }
@@ -63,14 +64,32 @@ static __device__ __forceinline__ kv_token kv_at(const gpu_kv &kv, int which, in
     if (which) at += heads * (code + scale);
     return kv_token{at + nth * code, at + heads * code + nth * scale};
 }
-/* Element in MMA order. */
+/* The same in MMA order: where a head starts; an element (fp4: its word, shift 4 times the nibble);
+ * what it is multiplied by. */
+static __device__ __forceinline__ uint8_t *kv_mma_head(const gpu_kv &kv, int head, int64_t page)
+{
+    const int scale = (int)kv_scale_bytes(kv.type, kv.D);
+    return kv.base + (size_t)page * kv.page_stride +
+           (size_t)head * kv_place_head(kv_bits(kv.type), scale, kv.D);
+}
 static __device__ __forceinline__ uint8_t *kv_mma_at(const gpu_kv &kv, int which, int head,
                                                      int64_t page, int token, int d)
 {
-    int bytes = kv_bits(kv.type) / 8;
-    size_t head_bytes = (size_t)2 * KV_PLACE_TOKENS * (size_t)kv.D * (size_t)bytes;
-    return kv.base + (size_t)page * kv.page_stride + (size_t)head * head_bytes +
-           kv_place(bytes, kv.D, which, token, d) * (size_t)bytes;
+    const int bytes = kv_bits(kv.type) / 8;
+    return kv_mma_head(kv, head, page) + kv_place(bytes, kv.D, which, token, d) * (size_t)bytes;
+}
+static __device__ __forceinline__ uint32_t *kv_mma_word(const gpu_kv &kv, int which, int head,
+                                                        int64_t page, int token, int d, int *shift)
+{
+    const size_t at = kv_fp4_place(kv.D, which, token, d);
+    *shift = (int)(at % 8) * 4;
+    return (uint32_t *)(void *)kv_mma_head(kv, head, page) + at / 8;
+}
+static __device__ __forceinline__ uint8_t *kv_mma_scale(const gpu_kv &kv, int which, int head,
+                                                        int64_t page, int token, int block)
+{
+    return kv_mma_head(kv, head, page) +
+           kv_place_scale(kv_bits(kv.type), kv.D, which, token, block);
 }
 
 /* ---- values -------------------------------------------------------------------------------------
@@ -86,13 +105,13 @@ static __device__ __forceinline__ float kv_f32_at(const uint8_t *p) /* of any al
     return bits_f32((uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 |
                     (uint32_t)p[3] << 24);
 }
-/* Lanes [d/16*16, +16) of a token; scales as kv_at gives them. */
+/* Lanes [d/16*16, +16) of a token; scales as kv_at gives them, in MMA order the one of d. */
 static __device__ __forceinline__ kv_factor kv_factor_of(const gpu_kv &kv, int which, int head,
                                                          const uint8_t *scales, int d)
 {
     if (kv.type == KV_INT8) return kv_factor{kv_f32_at(scales), kv_f32_at(scales + 4)};
     if (kv.type == KV_FP4) {
-        uint32_t e = scales[d / 16]; /* 0 marks a block of zeros */
+        uint32_t e = scales[kv.order == GPU_KV_MMA ? 0 : d / 16]; /* 0 marks a block of zeros */
         return kv_factor{e ? e8m0_f32(e) : 0.0f, 0.0f};
     }
     const float *all = which ? kv.v_scale : kv.k_scale;
@@ -154,6 +173,23 @@ static __device__ __forceinline__ uint32_t kv_code(uint4 w, int bits, int i)
     return bits == 32 ? u : u & ((1u << bits) - 1);
 }
 
+/* Codes and factor of lane d of a token; four codes of K in MMA order (d a multiple of 4). */
+static __device__ __forceinline__ kv_factor kv_mma_factor(const gpu_kv &kv, int which, int head,
+                                                          int64_t page, int token, int d)
+{
+    const bool own = kv.type == KV_INT8 || kv.type == KV_FP4;
+    return kv_factor_of(kv, which, head,
+                        own ? kv_mma_scale(kv, which, head, page, token, d / 16) : NULL, d);
+}
+static __device__ __forceinline__ uint4 kv_mma_fp4x4(const gpu_kv &kv, int head, int64_t page,
+                                                     int token, int d)
+{
+    int shift; /* of the first; the others 16, 4 and 20 above it */
+    const uint32_t w = *kv_mma_word(kv, 0, head, page, token, d, &shift) >> shift;
+    return make_uint4((w & 15) | (w >> 16 & 15) << 4 | (w >> 4 & 15) << 8 | (w >> 20 & 15) << 12, 0,
+                      0, 0);
+}
+
 /* Lane d of one token; which 0 = K, 1 = V. */
 static __device__ __forceinline__ float kv_get(const gpu_kv &kv, int which, int head, int64_t page,
                                                int token, int d)
@@ -161,9 +197,16 @@ static __device__ __forceinline__ float kv_get(const gpu_kv &kv, int which, int 
     int bits = kv_bits(kv.type), bytes = bits < 8 ? 1 : bits / 8;
     if (kv.v_in_k) which = 0; /* the values are lanes of the keys */
     kv_token t = kv_at(kv, which, head, page, token);
-    kv_factor f = kv_factor_of(kv, which, head, t.scales, d);
-    const uint8_t *p = kv.order == GPU_KV_MMA ? kv_mma_at(kv, which, head, page, token, d)
-                                              : t.codes + (size_t)d * (size_t)bits / 8;
+    const bool mma = kv.order == GPU_KV_MMA;
+    kv_factor f = mma ? kv_mma_factor(kv, which, head, page, token, d)
+                      : kv_factor_of(kv, which, head, t.scales, d);
+    if (mma && bits == 4) {
+        int shift;
+        const uint32_t w = *kv_mma_word(kv, which, head, page, token, d, &shift);
+        return kv_value(kv.type, w >> shift & 15, f);
+    }
+    const uint8_t *p =
+        mma ? kv_mma_at(kv, which, head, page, token, d) : t.codes + (size_t)d * (size_t)bits / 8;
     uint32_t c = 0;
     for (int i = 0; i < bytes; i++)
         c |= (uint32_t)p[i] << (8 * i);
@@ -199,12 +242,14 @@ static __device__ __forceinline__ void kv_tile_rows(const gpu_kv &kv, int which,
             if (t < k.lo || t >= k.hi || !lanes) continue;
             int nth = t / kv.page_tokens, token = t - nth * kv.page_tokens;
             int64_t page = k.pages[nth];
+            if (kv.order == GPU_KV_MMA) {
+                w[i] = bits == 4 ? kv_mma_fp4x4(kv, head, page, token, d)
+                                 : kv_load(kv_mma_at(kv, which, head, page, token, d), bytes, have);
+                f[i] = kv_mma_factor(kv, which, head, page, token, d);
+                continue;
+            }
             kv_token at = kv_at(kv, which, head, page, token);
-            if (kv.order == GPU_KV_MMA)
-                at.codes = kv_mma_at(kv, which, head, page, token, d);
-            else
-                at.codes += d * bits / 8;
-            w[i] = kv_load(at.codes, bytes, have);
+            w[i] = kv_load(at.codes + d * bits / 8, bytes, have);
             f[i] = kv_factor_of(kv, which, head, at.scales, d);
         }
 #pragma unroll
@@ -225,20 +270,28 @@ static __device__ __forceinline__ void kv_tile_turned(const gpu_kv &kv, int head
                                                       int t0, int d0, int n, float *out)
 {
     const int bits = kv_bits(kv.type), bytes = bits / 8;
-    const float *scales = kv.type == KV_BF16 ? NULL : kv.v_scale;
-    const kv_factor f = {scales ? scales[head] : 1.0f, 0.0f};
+    const bool own = kv.type == KV_INT8 || kv.type == KV_FP4; /* a factor of each token */
+    const kv_factor all = own ? kv_factor{0, 0} : kv_factor_of(kv, 1, head, NULL, 0);
     const int64_t page = k.pages[t0 / KV_PLACE_TOKENS];
 #pragma unroll
     for (int i = 0; i < KV_SPAN * 4 / KV_SPAN; i++) {
         int item = (int)threadIdx.x + i * KV_SPAN, d = item / 4, quad = item % 4;
         uint4 w = make_uint4(0, 0, 0, 0);
-        if (d0 + d < n)
+        int shift;
+        if (d0 + d < n && bits == 4)
+            w.x = *kv_mma_word(kv, 1, head, page, 2 * quad, d0 + d, &shift);
+        else if (d0 + d < n)
             w = kv_load(kv_mma_at(kv, 1, head, page, 2 * quad, d0 + d), 8 * bytes, 8 * bytes);
 #pragma unroll
         for (int j = 0; j < 8; j++) { /* place 8*quad + j holds token t */
             int t = 2 * quad + j % 2 + 8 * (j / 2 % 2) + 16 * (j / 4);
-            bool seen = t0 + t >= k.lo && t0 + t < k.hi && d0 + d < n;
-            out[t * KV_LD + d] = seen ? kv_value(kv.type, kv_code(w, bits, j), f) : 0.0f;
+            float v = 0;
+            if (t0 + t >= k.lo && t0 + t < k.hi && d0 + d < n) {
+                const int at = bits == 4 ? j / 2 + 4 * (j % 2) : j;
+                v = kv_value(kv.type, kv_code(w, bits, at),
+                             own ? kv_mma_factor(kv, 1, head, page, t, d0 + d) : all);
+            }
+            out[t * KV_LD + d] = v;
         }
     }
 }

@@ -59,18 +59,31 @@ static __device__ void row_range(const store_row &r, int lane_, float *lo, float
     *hi = most;
 }
 
-static __device__ void store_int8(const store_row &r, kv_token to, int lane_)
+/* A token of a head where it goes. */
+struct store_place {
+    int which, head, token;
+    int64_t page;
+    kv_token plain; /* in plain order */
+};
+
+static __device__ void store_int8(const gpu_kv &kv, const store_row &r, const store_place &to,
+                                  int lane_)
 {
+    const bool mma = kv.order == GPU_KV_MMA;
     float lo, hi;
     row_range(r, lane_, &lo, &hi);
     float scale = (hi - lo) / 255.0f;
     for (int d = lane_; d < r.D; d += 32) {
         float q = scale > 0 ? rintf((row_lane(r, d) - lo) / scale) : 0.0f;
-        to.codes[d] = (uint8_t)(q > 255 ? 255 : q > 0 ? q : 0); /* NaN becomes 0 */
+        uint8_t *p =
+            mma ? kv_mma_at(kv, to.which, to.head, to.page, to.token, d) : to.plain.codes + d;
+        *p = (uint8_t)(q > 255 ? 255 : q > 0 ? q : 0); /* NaN becomes 0 */
     }
     if (lane_ < 8) { /* of any alignment */
         uint32_t u = __float_as_uint(lane_ < 4 ? scale : lo);
-        to.scales[lane_] = (uint8_t)(u >> (8 * (lane_ % 4)));
+        uint8_t *p =
+            mma ? kv_mma_scale(kv, to.which, to.head, to.page, to.token, 0) : to.plain.scales;
+        p[lane_] = (uint8_t)(u >> (8 * (lane_ % 4)));
     }
 }
 
@@ -85,8 +98,28 @@ static __device__ uint32_t fp4_scale(float amax)
     return c < 1 ? 1 : c > 254 ? 254 : c;
 }
 
-static __device__ void store_fp4(const store_row &r, kv_token to, int lane_)
+/* The 32 lanes of a warp in MMA order. A word of K has eight of them; tokens of a step share words
+ * of V: each turns the bits of its own nibble that differ. */
+static __device__ void store_nibbles(const gpu_kv &kv, const store_place &to, int d, uint32_t code)
 {
+    int shift;
+    uint32_t *word = kv_mma_word(kv, to.which, to.head, to.page, to.token, d, &shift);
+    if (to.which) {
+        const uint32_t turn = ((*(volatile uint32_t *)word >> shift & 15) ^ code) << shift;
+        if (turn) atomicXor(word, turn);
+        return;
+    }
+    uint32_t all = code << shift;
+    all |= __shfl_xor_sync(0xffffffffu, all, 1);
+    all |= __shfl_xor_sync(0xffffffffu, all, 2);
+    all |= __shfl_xor_sync(0xffffffffu, all, 16);
+    if (d % 4 == 0 && d / 16 % 2 == 0) *word = all;
+}
+
+static __device__ void store_fp4(const gpu_kv &kv, const store_row &r, const store_place &to,
+                                 int lane_)
+{
+    const bool mma = kv.order == GPU_KV_MMA;
     for (int d0 = 0; d0 < r.D; d0 += 32) { /* two blocks of 16 */
         int d = d0 + lane_;
         float v = d < r.D ? row_lane(r, d) : 0.0f, amax = fabsf(v) > 0 ? fabsf(v) : 0.0f;
@@ -97,8 +130,14 @@ static __device__ void store_fp4(const store_row &r, kv_token to, int lane_)
         uint32_t e = fp4_scale(amax), code = f32_e2m1(v / (e ? e8m0_f32(e) : 1.0f));
         if (d >= r.D) code = 0;
         uint32_t next = __shfl_xor_sync(0xffffffffu, code, 1);
-        if (d < r.D && lane_ % 2 == 0) to.codes[d / 2] = (uint8_t)(code | next << 4);
-        if (d < r.D && lane_ % 16 == 0) to.scales[d / 16] = (uint8_t)e;
+        if (mma)
+            store_nibbles(kv, to, d, code);
+        else if (d < r.D && lane_ % 2 == 0)
+            to.plain.codes[d / 2] = (uint8_t)(code | next << 4);
+        if (d >= r.D || lane_ % 16) continue;
+        uint8_t *p = mma ? kv_mma_scale(kv, to.which, to.head, to.page, to.token, d / 16)
+                         : to.plain.scales + d / 16;
+        *p = (uint8_t)e;
     }
 }
 
@@ -108,17 +147,17 @@ static __device__ int store_token(const gpu_kv &kv, int which, int head, int slo
 {
     int64_t page = slot / kv.page_tokens;
     int token = slot % kv.page_tokens, clipped = 0, bytes = kv_bits(kv.type) / 8;
-    kv_token to = kv_at(kv, which, head, page, token);
+    const store_place to = {which, head, token, page, kv_at(kv, which, head, page, token)};
     const float *scales = which ? kv.v_scale : kv.k_scale;
     float scale = scales ? scales[head] : 1.0f;
     if (kv.type == KV_INT8)
-        store_int8(r, to, lane_);
+        store_int8(kv, r, to, lane_);
     else if (kv.type == KV_FP4)
-        store_fp4(r, to, lane_);
+        store_fp4(kv, r, to, lane_);
     else
         for (int d = lane_; d < r.D; d += 32) {
             uint8_t *p = kv.order == GPU_KV_MMA ? kv_mma_at(kv, which, head, page, token, d)
-                                                : to.codes + (size_t)d * (size_t)bytes;
+                                                : to.plain.codes + (size_t)d * (size_t)bytes;
             clipped += store_element(kv, p, row_lane(r, d), scale);
         }
     return clipped;

@@ -50,7 +50,7 @@ extern "C" const char *prefill_refuse(const gpu_attention *a)
     const char *why = attn_refuse(a);
     if (why) return why;
     const entry *e = find(a);
-    if (!e) return "made for heads of 64, 96, 128 and 256 lanes";
+    if (!e) return "made for bf16 and fp8_e4m3 caches and heads of 64, 96, 128 and 256 lanes";
     return blocks(a, e->rows) > INT32_MAX ? "more tiles than a grid has blocks" : NULL;
 }
 

@@ -40,7 +40,7 @@ extern "C" const char *prefill90_refuse(const gpu_attention *a)
 {
     const char *why = attn_refuse(a);
     if (why) return why;
-    if (!find(a)) return "made for heads of 64 and 128 lanes";
+    if (!find(a)) return "made for bf16 and fp8_e4m3 caches and heads of 64 and 128 lanes";
     if (a->window > 0) return "made for attention without a window";
     if (a->softcap > 0) return "made for scores without a softcap";
     if (!a->work) return "no work memory to count tiles in";

@@ -313,6 +313,12 @@ PTX uint32_t ptx_and_or(uint32_t a, uint32_t b, uint32_t c)
     asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
     return d;
 }
+PTX uint32_t ptx_sub_f16x2(uint32_t a, uint32_t b)
+{
+    uint32_t d;
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
 PTX uint32_t ptx_sub_bf16x2(uint32_t a, uint32_t b)
 {
     uint32_t d;
