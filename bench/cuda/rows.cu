@@ -153,7 +153,7 @@ static int check_slim(const problem &p, const sums &plain, const sums &scaled)
     for (int M : {1, 2, 3, 4, 5, 7, 8})
         for (int form : {0, 3, 4, 7, 8, 15, 20, 23})
             for (int split = 1; split <= 8; split *= 2)
-                for (int depth = 2; depth <= 6; depth += 2)
+                for (int depth = 2; depth <= SLIM_DEPTH; depth += 2)
                     if (slim_has(p.k.f(), p.k.how(form & 16), {split, depth}, p.K, M))
                         bad += check_one(p, form & 4 ? scaled : plain, M, {0, 0, 0}, form, form & 1,
                                          {split, depth});
@@ -211,7 +211,7 @@ static void time_slim(kind k, int shape, rows_call c, const std::vector<rows_wei
     for (int M : {1, 2, 4, 8}) {
         const slim_plan own = slim_choose(k.f(), k.how(true), N, K, M);
         for (int split = 1; split <= 4; split *= 2)
-            for (int depth = 2; depth <= 6; depth += 2) {
+            for (int depth = 2; depth <= SLIM_DEPTH; depth += 2) {
                 const bool chosen = own.split == split && own.depth == depth;
                 if (!slim_has(k.f(), k.how(true), {split, depth}, K, M)) continue;
                 if (!chosen && split > own.split && split > 1) continue;

@@ -306,7 +306,7 @@ static __device__ __forceinline__ void experts_multiply(const experts_args &p, e
                     if (small_sum<W>::used) koff[i] = small_off<W>(keep[i]);
             }
         }
-        float tot[4] = {0, 0, 0, 0};
+        small_total<W> tot = {};
         if (C::uw) {
 #pragma unroll
             for (int c = 0; c < C::uw / C::upw; c++) {
@@ -339,8 +339,8 @@ static __device__ __forceinline__ void experts_multiply(const experts_args &p, e
         const int d = t % C::sums, count = at.count(), k = lane % 4 * 2;
         float *my = parts + d * S::part_floats + warp * S::tile_floats + k * SMALL_ROWS + lane / 4;
         ptx_mbar_wait(bar.sum_empty + d * 8, (t / C::sums & 1) ^ 1);
-        if (k < count) my[0] = tot[0], my[8] = tot[2];
-        if (k + 1 < count) my[SMALL_ROWS] = tot[1], my[SMALL_ROWS + 8] = tot[3];
+        if (k < count) my[0] = tot.at(0), my[8] = tot.at(2);
+        if (k + 1 < count) my[SMALL_ROWS] = tot.at(1), my[SMALL_ROWS + 8] = tot.at(3);
         ptx_mbar_arrive(bar.sum_full + d * 8);
         if (t + 1 < items) at.next();
     }

@@ -1,13 +1,15 @@
 /* Instances of slim.cuh and launching. */
+#include "kern/cuda/alone.cuh"
 #include "kern/cuda/slim.cuh"
 
 typedef void slim_fn(const slim_args);
 #define OF(W, BLOCK)                                                                               \
     {                                                                                              \
-        slim_kernel<W, 2, BLOCK>, slim_kernel<W, 4, BLOCK>, slim_kernel<W, 6, BLOCK>               \
+        slim_kernel<W, 2, BLOCK>, slim_kernel<W, 4, BLOCK>, slim_kernel<W, 6, BLOCK>,              \
+            slim_kernel<W, 8, BLOCK>, slim_kernel<W, 10, BLOCK>                                    \
     }
 /* By slim_how, format and half the depth; NULL = what is refused. */
-static slim_fn *const kernels[4][ROWS_FORMATS][3] = {
+static slim_fn *const kernels[4][ROWS_FORMATS][SLIM_DEPTH / 2] = {
     {OF(slim_bf16, false), OF(slim_e4m3, false), OF(slim_int8, false)},
     {OF(slim_bf16, false), OF(slim_e4m3_codes, false), OF(slim_int8_codes, false)},
     {{NULL}, OF(slim_e4m3, true), {NULL}},
@@ -20,7 +22,7 @@ extern "C" slim_plan slim_choose(rows_format f, int how, int N, int K, int M)
 
 extern "C" int slim_has(rows_format f, int how, slim_plan p, int K, int M)
 {
-    return M >= 1 && M <= SLIM_MAX_M && slim_fits(f, how, p, K, M, SLIM_ALONE_LIMIT);
+    return M >= 1 && M <= SLIM_MAX_M && slim_fits(f, how, p, K, M, SLIM_SMEM);
 }
 
 static slim_args args_of(const rows_call *c, slim_plan p, const slim_mem &mem)
@@ -55,12 +57,7 @@ static cudaError_t room(slim_fn *kernel, cudaLaunchConfig_t *cfg, int split, int
     cudaError_t rc = cudaGetDevice(&device);
     if (rc == cudaSuccess)
         rc = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
-    if (rc == cudaSuccess)
-        rc = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  (int)cfg->dynamicSmemBytes);
-    if (rc == cudaSuccess) /* also for the block of another kernel beside it */
-        rc = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                  cudaSharedmemCarveoutMaxShared);
+    if (rc == cudaSuccess) rc = stream_alone(kernel, cfg);
     *most = sms / split;
     if (rc != cudaSuccess || split == 1) return rc;
     cfg->attrs[0].id = cudaLaunchAttributeClusterDimension;

@@ -10,9 +10,10 @@ extern "C" {
 #define SLIM_MAX_M 8
 
 enum slim_how { SLIM_CODES = 1, SLIM_BLOCKS = 2 }; /* x is codes; scales of blocks */
+#define SLIM_DEPTH 10                              /* even */
 typedef struct slim_plan {                         /* what a shape is computed by */
     int split; /* blocks of a cluster that share K: 1, 2, 4, 8 */
-    int depth; /* steps of every warp that are on their way: 2, 4, 6 */
+    int depth; /* steps of every warp that are on their way: 2, 4 .. SLIM_DEPTH */
 } slim_plan;
 
 /* Zeros where x does not fit shared memory. */

@@ -11,10 +11,8 @@
 #define SLIM_SLICE 128 /* bytes of every row that a warp has in a step */
 #define SLIM_STEP  (SLIM_ROWS * SLIM_SLICE)
 #define SLIM_SUMS  2 /* buffers of sums */
-/* Two blocks of a multiprocessor, so that the next kernel's weights come while this one ends; one
- * alone. */
-#define SLIM_SHARED_LIMIT (113 * 1024)
-#define SLIM_ALONE_LIMIT  (227 * 1024)
+/* Shared memory of a block, which has a multiprocessor for itself (alone.cuh). */
+#define SLIM_SMEM (227 * 1024)
 
 static inline int slim_how_of(const rows_call *c)
 {
@@ -53,37 +51,42 @@ static inline bool slim_fits(rows_format f, int how, slim_plan p, int K, int M, 
 {
     const int all = slim_slices(f, K), each = rows_over(all, p.split);
     if (p.split != 1 && p.split != 2 && p.split != 4 && p.split != 8) return false;
-    if (p.depth != 2 && p.depth != 4 && p.depth != 6) return false;
+    if (p.depth < 2 || p.depth > SLIM_DEPTH || p.depth % 2) return false;
     if ((p.split - 1) * each >= all) return false; /* a block without work */
     return slim_layout(f, how, p, each, M).end <= (uint32_t)limit;
 }
 
-/* Steps of the busiest multiprocessor, with a charge for clusters, for little on its way, and where
- * no other kernel fits beside. The chip holds 132 blocks of 1, 66 clusters of 2, 30 of 4, 15 of 8.
- */
-static inline double slim_cost(rows_format f, slim_plan p, int N, int K, bool alone)
+/* Steps of the busiest multiprocessor, with a charge for clusters and for little on its way. The
+ * chip holds 132 blocks of 1, 66 clusters of 2, 30 of 4, 15 of 8. */
+static inline double slim_cost(rows_format f, slim_plan p, int N, int K)
 {
     static const int slots[] = {0, 132, 66, 0, 30, 0, 0, 0, 15};
     static const double charge[] = {0, 1.0, 1.08, 0, 1.15, 0, 0, 0, 1.3};
     const int rounds = rows_over(rows_over(N, SLIM_ROWS), slots[p.split]);
     return (double)rounds * rows_over(slim_slices(f, K), p.split) * charge[p.split] *
-           (p.depth == 2 ? 1.1 : 1.0) * (alone ? 1.15 : 1.0);
+           (p.depth == 2 ? 1.1 : 1.0);
+}
+
+/* Steps of a warp on their way that serve a block best, as measured on an H200 (bench/NOTES.md): of
+ * codes less where there is little to do, for filling the ring takes its time. */
+static inline int slim_depth(rows_format f, int slices)
+{
+    return f == ROWS_BF16 || slices > 64 ? SLIM_DEPTH : 4;
 }
 
 static inline slim_plan slim_plan_for(rows_format f, int how, int N, int K, int M)
 {
     slim_plan best = {0, 0};
     double least = 0;
-    for (int alone = 0; alone < 2; alone++)
-        for (int split = 1; split <= 8; split *= 2)
-            for (int depth = 6; depth >= 2; depth -= 2) {
-                const slim_plan p = {split, depth};
-                const int limit = alone ? SLIM_ALONE_LIMIT : SLIM_SHARED_LIMIT;
-                if (!slim_fits(f, how, p, K, M, limit)) continue;
-                const double c = slim_cost(f, p, N, K, alone);
-                if (!best.split || c < least) best = p, least = c;
-                break;
-            }
+    for (int split = 1; split <= 8; split *= 2)
+        for (int depth = slim_depth(f, rows_over(slim_slices(f, K), split)); depth >= 2;
+             depth -= 2) {
+            const slim_plan p = {split, depth};
+            if (!slim_fits(f, how, p, K, M, SLIM_SMEM)) continue;
+            const double c = slim_cost(f, p, N, K);
+            if (!best.split || c < least) best = p, least = c;
+            break;
+        }
     return best;
 }
 
@@ -100,7 +103,7 @@ static inline const char *slim_refuse_call(const rows_call *c, slim_plan p)
         snprintf(why, sizeof why, "M = %d, made for 1 to %d", c->M, SLIM_MAX_M);
     else if (!p.split)
         snprintf(why, sizeof why, "x of K = %d, M = %d does not fit shared memory", c->w->K, c->M);
-    else if (!slim_fits(c->w->format, how, p, c->w->K, c->M, SLIM_ALONE_LIMIT))
+    else if (!slim_fits(c->w->format, how, p, c->w->K, c->M, SLIM_SMEM))
         snprintf(why, sizeof why, "no kernel of %d steps, K = %d cut in %d, M = %d", p.depth,
                  c->w->K, p.split, c->M);
     return *why ? why : NULL;

@@ -1,13 +1,14 @@
 /* Instances of small.cuh and how a product is divided among blocks. */
 #include "kern/cuda/small.h"
 #include "kern/cuda/small.cuh"
+#include "kern/cuda/alone.cuh"
 #include <stdio.h>
 #include <string.h>
 
 typedef struct entry {
     small_format format;
     int tokens; /* room for */
-    int threads, chunk, stage_bytes;
+    int threads, chunk, stage_bytes, smem;
     float base;
     void (*kernel)(const small_args);
     int (*ring)(int stages);
@@ -15,28 +16,31 @@ typedef struct entry {
 } entry;
 
 #define SHAPE(W, WARPS, UPW, T) small_shape<W, small_cfg<WARPS, UPW>, T>
-#define ROW(F, W, WARPS, UPW, T)                                                                   \
+#define ROW(F, W, WARPS, UPW, T, SMEM)                                                             \
     {                                                                                              \
         F, T, small_cfg<WARPS, UPW>::threads, small_cfg<WARPS, UPW>::chunk,                        \
-            SHAPE(W, WARPS, UPW, T)::stage_bytes, W::base,                                         \
+            SHAPE(W, WARPS, UPW, T)::stage_bytes, (SMEM)*1024, W::base,                            \
             small_kernel<W, small_cfg<WARPS, UPW>, T>, SHAPE(W, WARPS, UPW, T)::ring,              \
             SHAPE(W, WARPS, UPW, T)::end                                                           \
     }
-/* First fit: sums of the tokens that are there are all that is moved. */
-#define BOTH(F, W, ...) ROW(F, W, __VA_ARGS__, 1), ROW(F, W, __VA_ARGS__, 8)
+/* First fit, as measured on an H200 (bench/NOTES.md): stretches that tiles are made of; sums of the
+ * tokens that are there are all that is moved. More than 100 KB on their way do not help one token
+ * times four bits. */
+#define FOUR_BITS(F, W)                                                                            \
+    ROW(F, W, 16, 2, 1, 120), ROW(F, W, 16, 2, 8, 200), ROW(F, W, 16, 1, 1, 120),                  \
+        ROW(F, W, 16, 1, 8, 200)
+#define EIGHT_BITS(F, W) ROW(F, W, 16, 1, 1, 200), ROW(F, W, 16, 1, 8, 200)
 static const entry entries[] = {
-    BOTH(SMALL_INT4, w_int4, 8, 2),       BOTH(SMALL_INT4_128_ZERO, w_int4_zero, 8, 2),
-    BOTH(SMALL_INT4_64, w_int4_64, 8, 2), BOTH(SMALL_INT4_64_ZERO, w_int4_64_zero, 8, 2),
-    BOTH(SMALL_INT4_32, w_int4_32, 8, 2), BOTH(SMALL_INT4_32_ZERO, w_int4_32_zero, 8, 2),
-    BOTH(SMALL_MXFP4, w_mxfp4, 8, 2),     BOTH(SMALL_NVFP4, w_nvfp4, 8, 2),
-    BOTH(SMALL_E4M3, w_e4m3, 8, 1),       BOTH(SMALL_E4M3_BLOCK, w_e4m3_block, 8, 1),
-    BOTH(SMALL_INT8, w_int8, 8, 1),       BOTH(SMALL_INT8_GROUP, w_int8_group, 8, 1),
-    BOTH(SMALL_BF16, w_bf16, 8, 1),
+    FOUR_BITS(SMALL_INT4, w_int4),         FOUR_BITS(SMALL_INT4_128_ZERO, w_int4_zero),
+    FOUR_BITS(SMALL_INT4_64, w_int4_64),   FOUR_BITS(SMALL_INT4_64_ZERO, w_int4_64_zero),
+    FOUR_BITS(SMALL_INT4_32, w_int4_32),   FOUR_BITS(SMALL_INT4_32_ZERO, w_int4_32_zero),
+    FOUR_BITS(SMALL_MXFP4, w_mxfp4),       FOUR_BITS(SMALL_NVFP4, w_nvfp4),
+    EIGHT_BITS(SMALL_E4M3, w_e4m3),        EIGHT_BITS(SMALL_E4M3_BLOCK, w_e4m3_block),
+    EIGHT_BITS(SMALL_INT8, w_int8),        EIGHT_BITS(SMALL_INT8_GROUP, w_int8_group),
+    ROW(SMALL_BF16, w_bf16, 8, 1, 1, 200), ROW(SMALL_BF16, w_bf16, 8, 1, 8, 200),
 };
 
-/* Of a block: half of a multiprocessor, so that two products are there at a time; where that is not
- * enough, all of it. */
-static const int half_smem = 113 * 1024, most_smem = 227 * 1024;
+static const int most_smem = 227 * 1024;
 
 typedef struct division {
     const entry *e;
@@ -55,16 +59,16 @@ static int room_for(const entry *e, int K, int split, int smem)
     return n;
 }
 
-/* At least 64 KB of weights on their way where half of a multiprocessor has room for that, x cut in
- * as few pieces as that takes; more pieces where tiles alone leave multiprocessors idle. */
+/* At least 48 KB of weights on their way where shared memory has room for that, x cut in as few
+ * pieces as that takes; more pieces where tiles alone leave multiprocessors idle. */
 static division divide(const entry *e, int N, int K, int sms)
 {
     division d = {e, 0, 0, 0};
     const int tiles = N / SMALL_ROWS;
     for (int split = 1; split <= 8 && split <= K / SMALL_UNIT_K; split *= 2) {
-        const int n = room_for(e, K, split, half_smem);
+        const int n = room_for(e, K, split, e->smem);
         if (n > d.stages) d.split = split, d.stages = n;
-        if (n * e->stage_bytes >= 64 * 1024) break;
+        if (n * e->stage_bytes >= 48 * 1024) break;
     }
     if (d.stages < 2) {
         for (int split = 8; split && d.stages < 2; split /= 2)
@@ -78,10 +82,14 @@ static division divide(const entry *e, int N, int K, int sms)
     return d;
 }
 
-static const entry *find(small_format f, int M)
+static const entry *find(small_format f, int K, int M)
 {
-    for (size_t i = 0; i < sizeof entries / sizeof *entries; i++)
-        if (entries[i].format == f && M <= entries[i].tokens) return &entries[i];
+    for (size_t i = 0; i < sizeof entries / sizeof *entries; i++) {
+        const entry *e = &entries[i];
+        if (e->format == f && M <= e->tokens &&
+            (K / SMALL_UNIT_K % e->chunk == 0 || e->chunk <= 16))
+            return e;
+    }
     return NULL;
 }
 
@@ -96,7 +104,7 @@ static cudaError_t count_sms(int *sms)
 extern "C" const char *small_entry(small_format f, int N, int K, int M)
 {
     static thread_local char text[96];
-    const entry *e = find(f, M);
+    const entry *e = find(f, K, M);
     int sms = 0;
     if (!e || count_sms(&sms) != cudaSuccess) return "none";
     const division d = divide(e, N, K, sms);
@@ -112,7 +120,7 @@ extern "C" const char *small_entry(small_format f, int N, int K, int M)
 static thread_local char why[160];
 static const char *refuse(const small_call *c, int sms, division *d)
 {
-    const entry *e = find(c->format, c->M);
+    const entry *e = find(c->format, c->K, c->M);
     why[0] = 0;
     if (c->M < 1 || c->M > SMALL_MAX_M || !e)
         snprintf(why, sizeof why, "M = %d, made for 1 to %d", c->M, SMALL_MAX_M);
@@ -143,11 +151,6 @@ extern "C" const char *small_run(const small_call *c)
     if (rc != cudaSuccess) return cudaGetErrorString(rc);
     division d = {};
     if (refuse(c, sms, &d)) return why;
-    rc = cudaFuncSetAttribute(d.e->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, d.smem);
-    if (rc == cudaSuccess) /* an SM set to less would have to be empty first */
-        rc = cudaFuncSetAttribute(d.e->kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                  cudaSharedmemCarveoutMaxShared);
-    if (rc != cudaSuccess) return cudaGetErrorString(rc);
 
     cudaLaunchAttribute at[2];
     cudaLaunchConfig_t cfg = {};
@@ -155,6 +158,8 @@ extern "C" const char *small_run(const small_call *c)
     cfg.dynamicSmemBytes = (size_t)d.smem;
     cfg.stream = (cudaStream_t)c->stream;
     cfg.attrs = at;
+    rc = stream_alone(d.e->kernel, &cfg);
+    if (rc != cudaSuccess) return cudaGetErrorString(rc);
     int most = sms;
     if (d.split > 1) {
         at[cfg.numAttrs].id = cudaLaunchAttributeClusterDimension;

@@ -5,9 +5,8 @@
  * and writes y. Nobody waits for the whole block: stretches and sums pass through barriers of their
  * own.
  *
- * A block takes at most half of a multiprocessor: the one of the next product is there while this
- * one ends and while what lies between the two runs, and its ring fills before the wait for them,
- * since weights do not depend on the kernel before.
+ * Weights do not depend on the kernel before, so the ring fills before the wait for it. A block has
+ * a multiprocessor for itself.
  *
  * Tiles go round the blocks of the grid. Where x is too long, and where there are fewer tiles than
  * multiprocessors, K is cut among the `split` blocks of a cluster, whose first adds up what the
@@ -29,17 +28,18 @@ struct small_args {
 
 /* WARPS multiply, UPW units of each stretch every one. */
 template <int WARPS, int UPW> struct small_cfg {
-    static constexpr int warps = WARPS, upw = UPW, sums = 2;
+    static constexpr int warps = WARPS, upw = UPW;
     static constexpr int threads = (WARPS + 2) * 32, chunk = WARPS * UPW; /* units of a stretch */
 };
 
 /* Bytes of shared memory, in this order; T: tokens there is room for. */
 template <class W, class C, int T> struct small_shape {
+    static constexpr int sums = T == 1 ? 4 : 2; /* buffers of them */
     static constexpr int stage_bytes = C::chunk * W::unit_bytes;
     static constexpr int tile_floats = SMALL_ROWS * T;
     static constexpr int part_floats = C::warps * tile_floats;
-    static constexpr int part_bytes = C::sums * part_floats * 4;
-    static constexpr int bar_bytes = (SMALL_STAGES * 2 + C::sums * 4) * 8;
+    static constexpr int part_bytes = sums * part_floats * 4;
+    static constexpr int bar_bytes = (SMALL_STAGES * 2 + sums * 4) * 8;
     /* What an absent token reads for any unit, beside the banks of token 0. */
     static constexpr int zero_bytes = 384, zero_at = 16;
     static_assert(stage_bytes % 16 == 0 && part_bytes % 16 == 0, "alignment of what follows");
@@ -50,7 +50,7 @@ template <class W, class C, int T> struct small_shape {
     /* From the end of the ring. */
     static __host__ __device__ int far_bytes(int split)
     {
-        return C::sums * (split - 1) * tile_floats * 4;
+        return sums * (split - 1) * tile_floats * 4;
     }
     static __host__ __device__ int zero(int split)
     {
@@ -113,73 +113,119 @@ static __device__ __forceinline__ void small_produce(const small_args &p, const 
     }
 }
 
+/* The sums of a tile that a lane adds up: rows row0 .. row0+count-1 of a token. */
+template <class W, class C, int T> struct small_lane {
+    static constexpr int count = T == 1 ? 1 : SMALL_ROWS * T / 32;
+    static_assert(T == 1 || T == 8, "a token a half of the warp, or four lanes a token");
+    int token, row0;
+    bool live;
+    __device__ __forceinline__ small_lane(int lane)
+    {
+        token = T == 1 ? 0 : lane / 4;
+        row0 = T == 1 ? lane % 16 : lane % 4 * 4;
+        live = T > 1 || lane < 16;
+    }
+    __device__ __forceinline__ int at() const { return token * SMALL_ROWS + row0; }
+};
+
+/* Sums of all warps; with one token half of the lanes have half of the warps each. */
+template <class W, class C, int T>
+static __device__ __forceinline__ void small_add(uint32_t part, const small_lane<W, C, T> &my,
+                                                 float sum[small_lane<W, C, T>::count])
+{
+    constexpr int bytes = SMALL_ROWS * T * 4;
+    if constexpr (T == 1) {
+        const uint32_t from = part + my.row0 * 4 + (my.live ? 0 : C::warps / 2 * bytes);
+        float v[C::warps / 2];
+#pragma unroll
+        for (int w = 0; w < C::warps / 2; w++)
+            v[w] = __uint_as_float(ptx_lds32(from + w * bytes));
+        float s = v[0];
+#pragma unroll
+        for (int w = 1; w < C::warps / 2; w++)
+            s += v[w];
+        sum[0] = s + __shfl_xor_sync(~0u, s, 16);
+    } else {
+        const uint32_t from = part + my.at() * 4;
+        sum[0] = sum[1] = sum[2] = sum[3] = 0;
+#pragma unroll
+        for (int w = 0; w < C::warps; w++) {
+            const float4 v = ptx_lds_f32x4(from + w * bytes);
+            sum[0] += v.x, sum[1] += v.y, sum[2] += v.z, sum[3] += v.w;
+        }
+    }
+}
+
+/* Factors of the rows that a lane writes. */
+template <int COUNT> struct small_factors {
+    float col[COUNT], bias[COUNT];
+};
+template <int COUNT>
+static __device__ __forceinline__ small_factors<COUNT> small_factors_of(const format_out &o, int n)
+{
+    small_factors<COUNT> f;
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        f.col[i] = o.col_scale ? __ldg(o.col_scale + n + i) : 1.0f;
+        f.bias[i] = o.bias ? __ldg(o.bias + n + i) : 0.0f;
+    }
+    return f;
+}
+
 /* Adds up the warps' sums of each tile. The first block of a cluster adds those of the others and
- * writes y; the others send theirs to it. */
+ * writes y; the others send theirs to it. The factors of a tile are asked for a tile ahead. */
 template <class W, class C, int T>
 static __device__ __forceinline__ void small_finish(const small_args &p, const small_task &t,
-                                                    const float *parts, const float *far_sums,
+                                                    uint32_t parts, uint32_t far_sums,
                                                     const small_bars &bar, int lane)
 {
     typedef small_shape<W, C, T> S;
-    constexpr int per = (S::tile_floats + 31) / 32;
+    constexpr int count = small_lane<W, C, T>::count;
+    const small_lane<W, C, T> my(lane);
     const int others = p.split - 1;
-    float by[per]; /* factors of the tokens that this lane writes */
-#pragma unroll
-    for (int k = 0; k < per; k++) {
-        const int m = (k * 32 + lane) / SMALL_ROWS;
-        by[k] = p.out.row_scale && m < p.M ? p.out.base * p.out.row_scale[m] : p.out.base;
-    }
-    for (int i = 0; i < t.n_tiles; i++) {
-        const int d = i % C::sums, parity = i / C::sums & 1;
-        const float *part = parts + d * S::part_floats;
-        const int n = (t.group + i * t.groups) * SMALL_ROWS + lane % SMALL_ROWS;
-        const float col = p.out.col_scale ? __ldg(p.out.col_scale + n) : 1.0f;
-        const float bias = p.out.bias ? __ldg(p.out.bias + n) : 0.0f;
-        float sum[per];
+    const bool writes = t.rank == 0 && my.live && my.token < p.M;
+    const float by =
+        p.out.row_scale && writes ? p.out.base * p.out.row_scale[my.token] : p.out.base;
+    int n = t.group * SMALL_ROWS + my.row0;
+    small_factors<count> next = small_factors_of<count>(p.out, n);
+    for (int i = 0; i < t.n_tiles; i++, n += t.groups * SMALL_ROWS) {
+        const int d = i % S::sums, parity = i / S::sums & 1;
+        const small_factors<count> now = next;
+        if (i + 1 < t.n_tiles) next = small_factors_of<count>(p.out, n + t.groups * SMALL_ROWS);
         if (others && t.rank == 0 && lane == 0)
             ptx_mbar_expect(bar.far_full + d * 8, others * S::tile_floats * 4);
+        float sum[count];
         ptx_mbar_wait(bar.sum_full + d * 8, parity);
-#pragma unroll
-        for (int k = 0; k < per; k++) {
-            const int at = k * 32 + lane;
-            sum[k] = 0;
-#pragma unroll
-            for (int w = 0; w < C::warps; w++)
-                if (at < S::tile_floats) sum[k] += part[w * S::tile_floats + at];
-        }
+        small_add<W, C, T>(parts + d * S::part_floats * 4, my, sum);
         __syncwarp();
         if (lane == 0) ptx_mbar_arrive(bar.sum_empty + d * 8);
+        const uint32_t far_at = far_sums + (d * others * S::tile_floats + my.at()) * 4;
         if (t.rank != 0) {
             ptx_mbar_wait(bar.far_empty + d * 8, parity ^ 1);
 #pragma unroll
-            for (int k = 0; k < per; k++) {
-                const int at = k * 32 + lane;
-                if (at < S::tile_floats)
-                    ptx_send_f32(
-                        ptx_smem(far_sums + (d * others + (int)t.rank - 1) * S::tile_floats + at),
-                        bar.far_full + d * 8, 0, sum[k]);
-            }
+            for (int k = 0; k < count; k++)
+                if (my.live)
+                    ptx_send_f32(far_at + ((int)(t.rank - 1) * S::tile_floats + k) * 4,
+                                 bar.far_full + d * 8, 0, sum[k]);
             continue;
         }
         if (others) {
             ptx_mbar_wait(bar.far_full + d * 8, parity);
+            for (int r = 0; r < others; r++)
 #pragma unroll
-            for (int k = 0; k < per; k++)
-                for (int r = 0; r < others; r++)
-                    if (k * 32 + lane < S::tile_floats)
-                        sum[k] += far_sums[(d * others + r) * S::tile_floats + k * 32 + lane];
+                for (int k = 0; k < count; k++)
+                    sum[k] += __uint_as_float(ptx_lds32(far_at + (r * S::tile_floats + k) * 4));
             __syncwarp();
             if (lane > 0 && lane <= others) ptx_mbar_arrive_at(bar.far_empty + d * 8, lane);
         }
+        if (!writes) continue;
 #pragma unroll
-        for (int k = 0; k < per; k++) {
-            const int at = k * 32 + lane, m = at / SMALL_ROWS;
-            if (at >= S::tile_floats || m >= p.M) continue;
-            const float v = fmaf(sum[k] * by[k], col, bias);
+        for (int k = 0; k < count; k++) {
+            const float v = fmaf(sum[k] * by, now.col[k], now.bias[k]);
             if (p.out.y_bf16)
-                ((__nv_bfloat16 *)p.out.y)[m * p.out.ldy + n] = __float2bfloat16(v);
+                ((__nv_bfloat16 *)p.out.y)[my.token * p.out.ldy + n + k] = __float2bfloat16(v);
             else
-                ((float *)p.out.y)[m * p.out.ldy + n] = v;
+                ((float *)p.out.y)[my.token * p.out.ldy + n + k] = v;
         }
     }
 }
@@ -275,7 +321,7 @@ small_multiply(const small_args &p, const small_task &t, float *parts, uint32_t 
     const int r = lane / 4, k = lane % 4 * 2;
     int stage = 0, parity = 0;
     for (int i = 0; i < t.n_tiles; i++) {
-        float tot[4] = {0, 0, 0, 0};
+        small_total<W> tot = {};
         for (int c = 0; c < t.units; c += C::chunk) {
             ptx_mbar_wait(bar.full + stage * 8, parity);
 #pragma unroll
@@ -291,26 +337,26 @@ small_multiply(const small_args &p, const small_task &t, float *parts, uint32_t 
             if (lane == 0) ptx_mbar_arrive(bar.empty + stage * 8);
             if (++stage == p.stages) stage = 0, parity ^= 1;
         }
-        const int d = i % C::sums;
+        const int d = i % S::sums;
         float *my = parts + d * S::part_floats + warp * S::tile_floats;
-        ptx_mbar_wait(bar.sum_empty + d * 8, (i / C::sums & 1) ^ 1);
-        if (k < T) my[k * SMALL_ROWS + r] = tot[0], my[k * SMALL_ROWS + r + 8] = tot[2];
+        ptx_mbar_wait(bar.sum_empty + d * 8, (i / S::sums & 1) ^ 1);
+        if (k < T) my[k * SMALL_ROWS + r] = tot.at(0), my[k * SMALL_ROWS + r + 8] = tot.at(2);
         if (k + 1 < T)
-            my[(k + 1) * SMALL_ROWS + r] = tot[1], my[(k + 1) * SMALL_ROWS + r + 8] = tot[3];
+            my[(k + 1) * SMALL_ROWS + r] = tot.at(1), my[(k + 1) * SMALL_ROWS + r + 8] = tot.at(3);
         __syncwarp();
         if (lane == 0) ptx_mbar_arrive(bar.sum_full + d * 8);
     }
 }
 
-template <class C>
+template <class C, class S>
 static __device__ __forceinline__ small_bars small_set_bars(uint32_t at, bool one)
 {
     const small_bars bar = {at,
                             at + SMALL_STAGES * 8,
                             at + SMALL_STAGES * 16,
-                            at + SMALL_STAGES * 16 + C::sums * 8,
-                            at + SMALL_STAGES * 16 + C::sums * 16,
-                            at + SMALL_STAGES * 16 + C::sums * 24};
+                            at + SMALL_STAGES * 16 + S::sums * 8,
+                            at + SMALL_STAGES * 16 + S::sums * 16,
+                            at + SMALL_STAGES * 16 + S::sums * 24};
     if (!one) return bar;
 #pragma unroll
     for (int i = 0; i < SMALL_STAGES; i++) {
@@ -318,7 +364,7 @@ static __device__ __forceinline__ small_bars small_set_bars(uint32_t at, bool on
         ptx_mbar_init(bar.empty + i * 8, C::warps);
     }
 #pragma unroll
-    for (int i = 0; i < C::sums; i++) {
+    for (int i = 0; i < S::sums; i++) {
         ptx_mbar_init(bar.sum_full + i * 8, C::warps);
         ptx_mbar_init(bar.sum_empty + i * 8, 1);
         ptx_mbar_init(bar.far_full + i * 8, 1);
@@ -329,17 +375,17 @@ static __device__ __forceinline__ small_bars small_set_bars(uint32_t at, bool on
 }
 
 template <class W, class C, int T>
-__global__ void __launch_bounds__(C::threads, 2) small_kernel(const small_args p)
+__global__ void __launch_bounds__(C::threads, 1) small_kernel(const small_args p)
 {
     extern __shared__ __align__(128) uint8_t smem[];
     typedef small_shape<W, C, T> S;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const small_task t = small_find(p);
     uint8_t *behind = smem + S::ring(p.stages);
-    float *parts = (float *)behind, *far_sums = parts + S::part_bytes / 4;
+    float *parts = (float *)behind;
     const uint32_t ring = ptx_smem(smem), at = ptx_smem(behind);
-    const small_bars bar =
-        small_set_bars<C>(at + S::part_bytes + S::far_bytes(p.split), threadIdx.x == C::warps * 32);
+    const small_bars bar = small_set_bars<C, S>(at + S::part_bytes + S::far_bytes(p.split),
+                                                threadIdx.x == C::warps * 32);
     const uint32_t zero = at + S::zero(p.split), xs = at + S::x(p.split),
                    offs = at + S::off(p.split, t.most);
     if (threadIdx.x < S::zero_bytes / 16)
@@ -353,7 +399,7 @@ __global__ void __launch_bounds__(C::threads, 2) small_kernel(const small_args p
         ptx_pdl_wait();
         ptx_pdl_go();
         if (p.split > 1) ptx_cluster_wait();
-        small_finish<W, C, T>(p, t, parts, far_sums, bar, lane);
+        small_finish<W, C, T>(p, t, at, at + S::part_bytes, bar, lane);
     } else {
         ptx_pdl_wait();
         small_fetch<W, C, T>(p, t, xs, offs);

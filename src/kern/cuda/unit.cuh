@@ -61,10 +61,22 @@ static __device__ __forceinline__ void small_center(uint32_t zero, int b, uint32
     }
 }
 
+/* What a warp has of a tile. Products one after the other on the same sums wait for each other:
+ * each step of a block has sums of its own. Where nothing happens between units, they last. */
+template <class W> struct small_total {
+    static constexpr bool plain = W::sums == SUMS_PLAIN || W::sums == SUMS_VALUES;
+    float v[plain ? 4 : 1][4];
+    __device__ __forceinline__ float at(int i) const
+    {
+        return plain ? (v[0][i] + v[plain ? 1 : 0][i]) + (v[plain ? 2 : 0][i] + v[plain ? 3 : 0][i])
+                     : v[0][i];
+    }
+};
+
 /* Sums apart, each times the scale of its row and group, less what the bias made of it. */
-template <class W, int SUMS>
+template <class W>
 static __device__ __forceinline__ void small_scale(uint32_t side, uint32_t zero,
-                                                   const float (&acc)[SUMS][4],
+                                                   const float (&acc)[4][4],
                                                    const small_sum<W> &off, float tot[4])
 {
     float s[2][W::groups];
@@ -79,7 +91,9 @@ static __device__ __forceinline__ void small_scale(uint32_t side, uint32_t zero,
         }
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            float v = W::groups == 1 ? acc[0][i] + acc[SUMS - 1][i] : acc[g][i];
+            float v = acc[g][i];
+            if (W::groups == 1) v = (acc[0][i] + acc[1][i]) + (acc[2][i] + acc[3][i]);
+            if (W::groups == 2) v = acc[2 * g][i] + acc[2 * g + 1][i];
             if (small_sum<W>::used)
                 v = W::zeros ? fmaf(-o[i / 2], off.t[g][i % 2], v) : v - off.t[g][i % 2];
             tot[i] = fmaf(s[i / 2][g], v, tot[i]);
@@ -87,16 +101,23 @@ static __device__ __forceinline__ void small_scale(uint32_t side, uint32_t zero,
     }
 }
 
+/* Which sums step s of block b belongs to. */
+template <class W> static __device__ __forceinline__ constexpr int small_chain(int b, int s)
+{
+    return W::sums == SUMS_ROW && W::groups == 4   ? 2 * b + s / 2
+           : W::sums == SUMS_ROW && W::groups == 2 ? 2 * b + s % 2
+                                                   : s;
+}
+
 template <class W>
-static __device__ __forceinline__ void small_unit(uint32_t unit, const small_x &x,
-                                                  const small_sum<W> &off, int lane, float tot[4])
+static __device__ __forceinline__ void
+small_unit(uint32_t unit, const small_x &x, const small_sum<W> &off, int lane, small_total<W> &tot)
 {
     constexpr bool quarters = W::fine && W::sums == SUMS_ROW;
-    constexpr int sums = quarters ? 4 : 2;
     const uint32_t side = unit + 2 * W::block_bytes + (uint32_t)(lane / 4 * W::row_bytes);
     const uint32_t zero = unit + 2 * W::block_bytes + SMALL_ROWS * W::row_bytes +
                           (uint32_t)(lane / 4 * W::zero_bytes);
-    float acc[sums][4] = {};
+    float acc[4][4] = {};
 #pragma unroll
     for (int b = 0; b < 2; b++) {
         const uint32_t at = unit + b * W::block_bytes + (uint32_t)lane * 16;
@@ -109,18 +130,20 @@ static __device__ __forceinline__ void small_unit(uint32_t unit, const small_x &
         const uint32_t b0[4] = {x.v[b][0].x, x.v[b][0].y, x.v[b][0].z, x.v[b][0].w};
         const uint32_t b1[4] = {x.v[b][1].x, x.v[b][1].y, x.v[b][1].z, x.v[b][1].w};
 #pragma unroll
-        for (int s = 0; s < 4; s++)
-            ptx_mma_bf16(acc[quarters ? 2 * b + s / 2 : b], a[s], b0[s], b1[s]);
+        for (int s = 0; s < 4; s++) {
+            if constexpr (small_total<W>::plain)
+                ptx_mma_bf16(tot.v[s], a[s], b0[s], b1[s]);
+            else
+                ptx_mma_bf16(acc[small_chain<W>(b, s)], a[s], b0[s], b1[s]);
+        }
     }
-    if constexpr (W::sums == SUMS_ROW) {
-        small_scale<W, sums>(side, zero, acc, off, tot);
-    } else {
-        float s = 1;
-        if (W::sums == SUMS_UNIT) s = __uint_as_float(ptx_lds32(side));
+    if constexpr (W::sums == SUMS_ROW)
+        small_scale<W>(side, zero, acc, off, tot.v[0]);
+    else if constexpr (W::sums == SUMS_UNIT) {
+        const float s = __uint_as_float(ptx_lds32(side));
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            tot[i] = W::sums == SUMS_UNIT ? fmaf(s, acc[0][i] + acc[1][i], tot[i])
-                                          : tot[i] + (acc[0][i] + acc[1][i]);
+            tot.v[0][i] = fmaf(s, (acc[0][i] + acc[1][i]) + (acc[2][i] + acc[3][i]), tot.v[0][i]);
     }
 }
 #endif
