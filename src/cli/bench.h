@@ -51,5 +51,7 @@ int bench_plan_of(const opts *o, bench_plan *out, err *e);
 int bench_measure(engine *en, const bench_plan *p, bool shape, bench_row *row, err *e);
 /* --kernels: measures and prints. */
 int bench_kernels(const opts *o, const bench_plan *p, const char *shape, buf *out, err *e);
+/* --tune: measures, keeps what it finds, and prints. */
+int bench_tune(const opts *o, const bench_plan *p, const char *shape, buf *out, err *e);
 void bench_print(const opts *o, const bench_plan *p, const bench_report *r, buf *out);
 #endif

@@ -86,6 +86,7 @@ static void json_head(jw *w, const opts *o, const bench_plan *p, const bench_rep
     jw_ki64(w, "chunk_tokens", i->chunk);
     jw_ki64(w, "repeat", o->v[OPT_bench_repeat].i);
     jw_kf64(w, "load_seconds", i->load_seconds);
+    jw_kstr(w, "plans", *i->plans ? i->plans : NULL);
     jw_key(w, "memory");
     jw_obj(w);
     jw_ki64(w, "predicted_bytes", (int64_t)i->predicted_bytes);
@@ -179,6 +180,7 @@ static void text_head(const bench_plan *p, const bench_report *r, buf *b)
                "MB; steps of at most %lld tokens\n",
                i->load_seconds, (double)i->actual_bytes / 1e6, (double)i->predicted_bytes / 1e6,
                (double)i->kv_pool_bytes / 1e6, (long long)i->chunk);
+    if (*i->plans) buf_printf(b, "plans of linears: %s\n", i->plans);
     if (roof->read_gbs <= 0) return;
     buf_printf(b, "roof: reads %.1f GB/s", roof->read_gbs);
     if (roof->bf16_tflops > 0) buf_printf(b, ", bf16 %.0f TFLOP/s", roof->bf16_tflops);

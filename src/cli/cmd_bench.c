@@ -54,6 +54,12 @@ int bench_plan_of(const opts *o, bench_plan *p, err *e)
     bool shape = v[OPT_bench_shape].given;
     if (!shape && v[OPT_bench_kernels].given)
         return err_set(e, ERR_USAGE, "--kernels goes with --shape, which names the linears");
+    if (!shape && v[OPT_bench_tune].given)
+        return err_set(e, ERR_USAGE,
+                       "--tune goes with --shape, which names the linears; for a model, give its "
+                       "config.json and --scheme");
+    if (v[OPT_bench_tune].given && (v[OPT_bench_kernels].given || p->profile))
+        return err_set(e, ERR_USAGE, "--tune, --kernels and --profile: give one of them");
     if (!shape && (v[OPT_scheme].given || v[OPT_bench_no_prefill].given))
         return err_set(e, ERR_USAGE, "--scheme and --no-prefill go with --shape; a model is %s",
                        v[OPT_scheme].given ? "quantized at load by --quantization"
@@ -143,6 +149,11 @@ int cmd_bench(const opts *o, err *e)
     r.shape = shape != NULL;
     if (o->v[OPT_bench_kernels].given) {
         TRY(bench_kernels(o, &p, shape, &b, e));
+        cli_print(&b);
+        goto out;
+    }
+    if (o->v[OPT_bench_tune].given) {
+        TRY(bench_tune(o, &p, shape, &b, e));
         cli_print(&b);
         goto out;
     }

@@ -8,6 +8,7 @@
 #include <string.h>
 #include "base/file.h"
 #include "base/log.h"
+#include "kern/candidates.h"
 #include "plan/plan.h"
 
 const double engine_ttft_bounds[23] = {.001, .005, .01, .02, .04, .06,  .08,     .1,
@@ -298,6 +299,7 @@ static void describe(engine *en, const kv_format *kv, kern_act act)
     i->vocab = en->vocab;
     i->threads = team_size(en->dev->team) * ranks;
     cpu_format(en->dev->features, i->cpu_features, sizeof i->cpu_features);
+    kern_plans_used(en->dev, i->plans, sizeof i->plans);
     buf_free(&spec);
 }
 
@@ -447,6 +449,7 @@ static int load(engine *en, err *e)
              (double)en->info.predicted_bytes / 1e6, (double)en->info.actual_bytes / 1e6,
              (long long)en->info.kv_tokens, (double)en->info.kv_pool_bytes / 1e6,
              en->info.activation, en->info.load_seconds);
+    if (*en->info.plans) log_info("plans of linears on the GPU: %s", en->info.plans);
 out:
     return rc;
 }

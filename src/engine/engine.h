@@ -183,6 +183,7 @@ typedef struct engine_info {
     int threads;
     bool prefix_cache; /* off by option, or because the model's layers keep states */
     char cpu_features[128];
+    char plans[256]; /* where those of a GPU's linears come from; "" = there are none to choose */
 } engine_info;
 void engine_get_info(const engine *en, engine_info *out);
 /* Kernel report lines, human-readable; xmalloc. */

@@ -6,6 +6,8 @@
 #define KERN_BACKEND_H
 #include "kern/kern.h"
 
+struct kern_tune_opts; /* candidates.h */
+struct kern_tuned;
 struct kern_backend {
     const char *name;
     void (*close)(kern_dev *d);
@@ -43,6 +45,11 @@ struct kern_backend {
     int (*candidate_of)(const kern_linear *l);
     int (*linear_make_as)(kern_dev *d, const kern_linear_desc *desc, int i, kern_linear **out,
                           err *e);
+    int (*tune)(kern_dev *d, const kern_linear_desc *desc, int E, const struct kern_tune_opts *o,
+                err *e);
+    int (*tuned_lines)(const kern_dev *d, const struct kern_tuned **out);
+    int (*tune_save)(kern_dev *d, const char **path, err *e);
+    void (*plans_used)(const kern_dev *d, char *out, size_t cap);
     int (*experts_make)(kern_dev *d, kern_linear **expert, int E, void **own, err *e);
     void (*experts_drop)(kern_dev *d, void *own);
     void (*experts_run)(kern_dev *d, const void *own, const float *in, int64_t ldin,

@@ -106,6 +106,35 @@ def kernels(path, device, names, scheme):
     assert text.returncode == 0 and "random weights: speed only" in text.stdout and "*" in text.stdout, text
 
 
+def tune(path, tmp):
+    cache = {**os.environ, "XDG_CACHE_HOME": tmp}
+    table = os.path.join(tmp, "tare", "tuned")
+
+    def bench(*args):
+        return subprocess.run([TARE, "bench", "--shape", path, "--device", "emulated", *args], capture_output=True, text=True, timeout=240, env=cache)
+    r = bench("--tune", "--scheme", "w4a16", "--batch", "1,9", "--json")
+    assert r.returncode == 0, r.stderr
+    j = json.loads(r.stdout)
+    assert j["file"] == table and {p["operator"] for p in j["plans"]} == {"wide", "rows", "dense"}, j
+    assert {(p["N"], p["K"]) for p in j["plans"] if p["operator"] == "wide"} == {(512, 256), (256, 256), (768, 256), (256, 384)}
+    assert all(p["M"] in (1, 16) and p["tried"] > 1 and not p["wrong"] and 0 < p["us"] <= p["default_us"] and p["plan"] for p in j["plans"])
+    lines = open(table).read().splitlines()
+    assert lines[0] == "tare tuned plans 2" and len(lines) == 2 + len(j["plans"]) and os.listdir(os.path.dirname(table)) == ["tuned"]
+    small = ("--scheme", "w4a16", "--repeat", "1", "--output-tokens", "3", "--context", "9")
+    r = bench(*small, "--json")
+    assert r.returncode == 0 and table in r.stderr and r.stderr.count("plans of linears") == 1, r.stderr
+    assert table in json.loads(r.stdout)["plans"], r.stdout
+    text = bench("--tune", "--batch", "9")
+    assert text.returncode == 0 and "default" in text.stdout and table in text.stdout, text
+    assert len(open(table).read().splitlines()) > len(lines)
+    open(table, "a").write("90 4 rows\n")
+    r = bench(*small)
+    assert r.returncode == 0 and f"{table}:" in r.stderr and "tare bench --tune" in r.stderr and "default rules" in r.stderr, r.stderr
+    r = subprocess.run([TARE, "bench", "--shape", path, "--device", "emulated", "--tune", "--batch", "1"], capture_output=True, text=True,
+                       env={"PATH": os.environ["PATH"]})
+    assert r.returncode in (1, 2) and "XDG_CACHE_HOME" in r.stderr, r.stderr
+
+
 def refused(word, *args):
     r = run(*args)
     assert r.returncode in (1, 2) and word in r.stderr, (r.returncode, r.stderr)
@@ -129,11 +158,14 @@ def main():
         case("kernels", kernels, tiny, "cpu", {"ref"}, "w4a16")
         if os.path.exists(EMULATED):
             case("emulated", emulated, tiny)
+            case("tune", tune, tiny, os.path.join(tmp, "cache"))
             case("kernels emulated", kernels, tiny, "emulated", {"packed", "panels"}, "w4a16")
         else:
             print(f"skip emulated: there is no {EMULATED}")
         quantized = shape("quantized", dict(TINY, quantization_config={"quant_method": "fp8"}))
         for name, word, args in [
+                ("tune without a shape", "--shape", ("--tune",)), ("tune on a CPU", "--device cuda", ("--shape", tiny, "--tune")),
+                ("tune and kernels", "one of them", ("--shape", tiny, "--tune", "--kernels")),
                 ("unknown shape", "llama-3.1-8b", ("--shape", "llama-9")), ("no such file", "none.json", ("--shape", tmp + "/none.json")),
                 ("no JSON", "empty.json", ("--shape", shape("empty", []))), ("quantized config", "quantization", ("--shape", quantized)),
                 ("unknown scheme", "fp9", ("--shape", tiny, "--scheme", "fp9")), ("batch 0", "--batch", ("--shape", tiny, "--batch", "0")),

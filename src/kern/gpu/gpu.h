@@ -107,6 +107,8 @@ typedef struct gpu_dev {
         wide_plan wide;
         int experts; /* 1 = small, 2 = wide */
     } trial;
+    struct kern_tuned *found; /* by kern_tune */
+    int n_found;
     const struct gpu_layout *only; /* tests: beside it, only the last layout is asked */
     struct gpu_dense *dense;       /* dense.c; NULL without such linears */
     struct gpu_lt_room *lt;        /* lt.c; NULL where nobody has asked for it */
@@ -190,6 +192,8 @@ void gpu__all_reduce(kern_dev *d, float *x, int64_t n);
 /* profile.c: launches the operators of a step between clocks; reads these after the sync. */
 int gpu__profile(kern_dev *d, bool on, err *e);
 int gpu__profile_lines(const kern_dev *d, const kern_op_time **out);
+/* Times steps instead, in one line. */
+int gpu__profile_whole(gpu_dev *g, err *e);
 int gpu__profile_launch(gpu_dev *g, const gpu_step *s, err *e);
 int gpu__profile_read(gpu_dev *g, const gpu_step *s, err *e);
 /* candidates.c */
@@ -198,6 +202,14 @@ const char *gpu__candidate_name(int i);
 int gpu__candidate_of(const kern_linear *l);
 int gpu__linear_make_as(kern_dev *d, const kern_linear_desc *desc, int i, kern_linear **out,
                         err *e);
+/* tune.c */
+struct kern_tune_opts;
+struct kern_tuned;
+int gpu__tune(kern_dev *d, const kern_linear_desc *desc, int E, const struct kern_tune_opts *o,
+              err *e);
+int gpu__tuned_lines(const kern_dev *d, const struct kern_tuned **out);
+int gpu__tune_save(kern_dev *d, const char **path, err *e);
+void gpu__plans_used(const kern_dev *d, char *out, size_t cap);
 /* roof.c */
 int gpu__measure_roof(kern_dev *d, size_t bytes, kern_roof *out, err *e);
 /* Room in s->args, which may move: where it is from there. */

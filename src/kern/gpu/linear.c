@@ -351,6 +351,13 @@ static void take_tuned(gpu_dev *g, const kern_linear_desc *d, gpu_linear *l)
     }
 }
 
+static void count_plans(gpu_dev *g, const gpu_linear *l)
+{
+    gpu_tuned_key key;
+    if (l->layout->tuned && l->layout->tuned(l, &key))
+        tuned_count(&g->tuned, key.row, key.row_format, key.plan, key.plan_format, l->N, l->K);
+}
+
 static void tell_plan(const gpu_dev *g, const gpu_linear *l, int bucket, kern_choice *c)
 {
     gpu_tuned_key key;
@@ -373,6 +380,7 @@ int gpu__linear_make(kern_dev *d, const kern_linear_desc *desc, kern_linear *pub
     TRY(gpu__check(g, "bind", g->api->bind(g->index), e));
     TRY(choose(g, desc, l, pub->choice, e));
     take_tuned(g, desc, l);
+    count_plans(g, l);
     for (int b = 0; b < KERN_BUCKETS; b++) {
         kern_choice *c = &pub->choice[b];
         c->row = l->row[b]->name;

@@ -56,6 +56,8 @@ typedef struct gpu_experts_way {
     void (*run)(gpu_dev *g, const void *own, const float *in, int64_t ldin, const int32_t *row,
                 const int32_t *first, int64_t slots, float *y, int64_t ldy);
 } gpu_experts_way;
+/* packed.c: name of the format of the first part, in tables of plans. */
+const char *gpu__packed_format(const gpu_linear *l);
 /* experts.c: all in the layout packed. */
 int gpu__packed_experts_make(gpu_dev *g, kern_linear **expert, int E, void **own, err *e);
 /* Room for steps of at most so many slots; experts made later widen it. */

@@ -155,6 +155,7 @@ void gpu__close(kern_dev *d)
     free(g->pool.mem);
     free(g->blocks);
     tuned_free(&g->tuned);
+    free(g->found);
     if (g->host) kern_close(g->host);
     if (g->lib) dlclose(g->lib);
     free(g);

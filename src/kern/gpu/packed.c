@@ -614,10 +614,15 @@ static void packed_unpack(gpu_dev *g, const gpu_linear *l, float *out)
     }
 }
 
+const char *gpu__packed_format(const gpu_linear *l)
+{
+    return tuned_format_of_packed(((const packed *)l->own)->part[0].format);
+}
+
 static bool packed_tuned(const gpu_linear *l, gpu_tuned_key *out)
 {
     const packed *p = l->own;
-    const char *format = tuned_format_of_packed(p->part[0].format);
+    const char *format = gpu__packed_format(l);
     *out = (gpu_tuned_key){.row = TUNED_OP_packed, .plan = TUNED_OP_wide};
     snprintf(out->row_format, sizeof out->row_format, "%s", format);
     snprintf(out->plan_format, sizeof out->plan_format, "%s", format);

@@ -18,6 +18,7 @@ struct gpu_profile {
     kern_op_time *lines;
     int n;
     bool pending; /* launched and not yet read */
+    bool whole;   /* a step is one line, its operators follow one another as they do in a graph */
 };
 
 static const char *const op_names[GPU_N_OPS] = {
@@ -240,7 +241,8 @@ int gpu__profile_launch(gpu_dev *g, const gpu_step *s, err *e)
     for (int i = 0; i < s->n_ops; i++) {
         const gpu_rec *r = &s->ops[i];
         TRY(gpu__check(g, op_names[r->op], g->api->launch[r->op](s->args + r->at, g->stream), e));
-        TRY(gpu__check(g, "event", g->api->event_record(p->event[i + 1], g->stream), e));
+        if (!p->whole || i == s->n_ops - 1)
+            TRY(gpu__check(g, "event", g->api->event_record(p->event[i + 1], g->stream), e));
     }
     p->pending = true;
 out:
@@ -251,7 +253,13 @@ int gpu__profile_read(gpu_dev *g, const gpu_step *s, err *e)
 {
     struct gpu_profile *p = g->profile;
     int rc = 0;
-    for (int i = 0; p->pending && i < s->n_ops; i++) {
+    if (p->pending && p->whole && s->n_ops) {
+        kern_op_time t = {.op = "step", .calls = 1};
+        TRY(gpu__check(g, "event",
+                       g->api->event_seconds(p->event[0], p->event[s->n_ops], &t.seconds), e));
+        add(p, &t);
+    }
+    for (int i = 0; p->pending && !p->whole && i < s->n_ops; i++) {
         kern_op_time t = {.calls = 1};
         TRY(gpu__check(g, "event", g->api->event_seconds(p->event[i], p->event[i + 1], &t.seconds),
                        e));
@@ -278,6 +286,13 @@ int gpu__profile(kern_dev *d, bool on, err *e)
     }
     g->profile = on ? xcalloc(1, sizeof *g->profile) : NULL;
     return 0;
+}
+
+int gpu__profile_whole(gpu_dev *g, err *e)
+{
+    int rc = gpu__profile(&g->pub, true, e);
+    if (rc == 0) g->profile->whole = true;
+    return rc;
 }
 
 int gpu__profile_lines(const kern_dev *d, const kern_op_time **out)

@@ -5,11 +5,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include "base/file.h"
 #include "base/log.h"
 
-#define HEAD      "tare tuned plans 1"
-#define MOST_FILE ((size_t)16 << 20)
+#define HEAD      TUNED_HEAD TUNED_VERSION
 #define MOST_LINE 400
 #define WARNINGS  8 /* of one file, one by one */
 #define MOST_SIZE (1 << 30)
@@ -140,13 +140,16 @@ static bool time_of(const char *text, double *out)
 const char *tuned_parse(const char *line, tuned_entry *out)
 {
     char text[24];
-    int64_t sm;
+    int64_t sm, sms;
     tuned_entry e = {.op = TUNED_OPS};
     for (const char *p = line; *p; p++)
         if (*p < ' ' || *p > '~') return "a character that is not printable ASCII";
     if (!whole_number(&line, 1, 999, &sm))
         return "the first word is no compute capability such as 90";
+    if (!whole_number(&line, 1, 9999, &sms))
+        return "the second word is no number of multiprocessors such as 132";
     e.sm = (int)sm;
+    e.sms = (int)sms;
     if (!word(&line, text, sizeof text)) return "no operator";
     for (int i = 0; i < TUNED_OPS; i++)
         if (!strcmp(text, tuned_op_names[i])) e.op = (tuned_op)i;
@@ -181,70 +184,123 @@ static void add(tuned_table *t, const tuned_entry *e)
     t->v[t->n++] = *e;
 }
 
-static bool same_key(const tuned_entry *a, const tuned_entry *b)
+static int by_key(const void *x, const void *y)
 {
-    return a->sm == b->sm && a->op == b->op && a->N == b->N && a->K == b->K && a->M == b->M &&
-           !strcmp(a->format, b->format) && !strcmp(a->device, b->device);
+    const tuned_entry *a = *(const tuned_entry *const *)x, *b = *(const tuned_entry *const *)y;
+    const int64_t of_a[] = {a->sm, a->sms, a->op, a->N, a->K, a->M},
+                  of_b[] = {b->sm, b->sms, b->op, b->N, b->K, b->M};
+    for (size_t i = 0; i < sizeof of_a / sizeof *of_a; i++)
+        if (of_a[i] != of_b[i]) return of_a[i] < of_b[i] ? -1 : 1;
+    const int c = strcmp(a->format, b->format);
+    return c ? c : strcmp(a->device, b->device);
 }
 
+/* The last such entry is the one that counts. */
 void tuned_put(tuned_table *t, const tuned_entry *e)
 {
-    for (int i = 0; i < t->n; i++)
-        if (same_key(&t->v[i], e)) {
+    for (int i = t->n - 1; i >= 0; i--) {
+        const tuned_entry *at = &t->v[i];
+        if (by_key(&at, &e) == 0) {
             t->v[i] = *e;
             return;
         }
+    }
     add(t, e);
 }
 
 static void say_bad(const char *file, int line, const char *why, int *bad)
 {
-    if ((*bad)++ < WARNINGS)
-        log_warn("%s:%d: not used: %s", file ? file : "tuned plans", line, why);
+    if ((*bad)++ < WARNINGS) log_warn("%s:%d: %s", file, line, why);
 }
 
-int tuned_read(tuned_table *t, const char *text, size_t n, const char *file)
+static int by_key_and_line(const void *x, const void *y)
+{
+    const int c = by_key(x, y), a = (*(const tuned_entry *const *)x)->line,
+              b = (*(const tuned_entry *const *)y)->line;
+    return c ? c : a < b ? -1 : a > b;
+}
+
+/* Entries from `from` on that say again what another has said. */
+static void find_doubles(const tuned_table *t, int from, const char *file, int *bad)
+{
+    const int n = t->n - from;
+    const tuned_entry **order = xmalloc(sizeof *order * (size_t)(n + 1));
+    for (int i = 0; i < n; i++)
+        order[i] = &t->v[from + i];
+    qsort(order, (size_t)n, sizeof *order, by_key_and_line);
+    for (int i = 1; i < n; i++) {
+        char why[64];
+        if (by_key(&order[i - 1], &order[i])) continue;
+        snprintf(why, sizeof why, "a second entry for what line %d is for", order[i - 1]->line);
+        say_bad(file, order[i]->line, why, bad);
+    }
+    free(order);
+}
+
+static const char *bad_head(const char *line)
+{
+    if (!strcmp(line, HEAD)) return NULL;
+    if (!strncmp(line, TUNED_HEAD, sizeof TUNED_HEAD - 1))
+        return "of another version: the first line is not '" HEAD "'";
+    return "not a file of plans: the first line is not '" HEAD "'";
+}
+
+static void read_lines(tuned_table *t, const char *text, size_t n, const char *file, int *bad)
 {
     const char *end = text + n;
-    int bad = 0, line = 0;
+    int line = 0;
     for (const char *at = text; at < end;) {
         const char *stop = memchr(at, '\n', (size_t)(end - at));
-        size_t len = (size_t)((stop ? stop : end) - at);
+        const size_t len = (size_t)((stop ? stop : end) - at);
         char copy[MOST_LINE + 1];
         tuned_entry e;
         line++;
-        const char *why = len > MOST_LINE ? "a line of more than 400 bytes" : NULL;
-        if (!why && memchr(at, 0, len)) why = "a zero byte";
+        const char *why = len > MOST_LINE      ? "a line of more than 400 bytes"
+                          : memchr(at, 0, len) ? "a zero byte"
+                          : stop == NULL       ? "the line has no end: the file was cut off"
+                                               : NULL;
         memcpy(copy, at, why ? 0 : len);
         copy[why ? 0 : len] = 0;
-        if (line == 1 && (why || strcmp(copy, HEAD))) {
-            log_warn("%s:1: not used: the first line is not '%s': another file, or of another "
-                     "version; `tare bench --tune` writes a new one once it is removed",
-                     file ? file : "tuned plans", HEAD);
-            return 1;
-        }
         at = stop ? stop + 1 : end;
+        if (line == 1 && bad_head(copy)) {
+            say_bad(file, 1, bad_head(copy), bad);
+            return;
+        }
         if (!why && (line == 1 || !*copy || *copy == '#')) continue;
         if (!why) why = tuned_parse(copy, &e);
         if (why) {
-            say_bad(file, line, why, &bad);
+            say_bad(file, line, why, bad);
             continue;
         }
         e.file = file;
         e.line = line;
         add(t, &e);
     }
-    if (bad > WARNINGS) log_warn("%s: %d more lines are not used", file, bad - WARNINGS);
+    if (!line) say_bad(file, 1, "an empty file", bad);
+}
+
+int tuned_read(tuned_table *t, const char *text, size_t n, const char *file)
+{
+    const int from = t->n;
+    int bad = 0;
+    read_lines(t, text, n, file, &bad);
+    find_doubles(t, from, file, &bad);
+    if (!bad) return 0;
+    if (bad > WARNINGS) log_warn("%s: %d more lines like that", file, bad - WARNINGS);
+    log_warn("%s: none of its plans is used; remove it, or have `tare bench --tune` put it aside "
+             "and write a new one",
+             file);
+    t->n = from;
     return bad;
 }
 
 void tuned_write(const tuned_table *t, buf *out)
 {
-    buf_puts(out, HEAD "\n# sm operator format N K M plan us device\n");
+    buf_puts(out, HEAD "\n# sm sms operator format N K M plan us device\n");
     for (int i = 0; i < t->n; i++) {
         const tuned_entry *e = &t->v[i];
-        buf_printf(out, "%d %s %s %lld %lld %lld %s ", e->sm, tuned_op_names[e->op], e->format,
-                   (long long)e->N, (long long)e->K, (long long)e->M, e->plan);
+        buf_printf(out, "%d %d %s %s %lld %lld %lld %s ", e->sm, e->sms, tuned_op_names[e->op],
+                   e->format, (long long)e->N, (long long)e->K, (long long)e->M, e->plan);
         if (e->us > 0)
             buf_printf(out, "%.3f %s\n", e->us, e->device);
         else
@@ -274,7 +330,8 @@ static void keep_own(tuned_table *t, const gpu_facts *f)
 {
     int n = 0;
     for (int i = 0; i < t->n; i++)
-        if (t->v[i].sm == f->sm && !strcmp(t->v[i].device, f->name)) t->v[n++] = t->v[i];
+        if (t->v[i].sm == f->sm && t->v[i].sms == f->sms && !strcmp(t->v[i].device, f->name))
+            t->v[n++] = t->v[i];
     t->n = n;
 }
 
@@ -285,12 +342,19 @@ void tuned_open(tuned_table *t, const gpu_facts *f)
     *t = (tuned_table){0};
     for (size_t i = 0; i < sizeof shipped / sizeof *shipped; i++) {
         tuned_entry e;
-        if (!tuned_parse(shipped[i], &e)) add(t, &e);
+        if (tuned_parse(shipped[i], &e)) continue;
+        e.line = (int)i + 1;
+        add(t, &e);
     }
     t->file = tuned_path();
-    if (t->file && file_exists(t->file)) {
-        if (file_read_all(&text, t->file, MOST_FILE, &why) < 0)
-            log_warn("tuned plans are not used: %s", why.msg);
+    struct stat st;
+    if (t->file && stat(t->file, &st) == 0) {
+        if (!S_ISREG(st.st_mode))
+            log_warn("tuned plans are not used: %s is no file; remove it", t->file);
+        else if (file_read_all(&text, t->file, TUNED_MOST_FILE, &why) < 0)
+            log_warn("tuned plans are not used: %s; remove it, or have `tare bench --tune` put it "
+                     "aside and write a new one",
+                     why.msg);
         else
             tuned_read(t, text.data ? text.data : "", text.len, t->file);
     }
@@ -312,8 +376,9 @@ tuned_entry *tuned_find(const tuned_table *t, tuned_op op, const char *format, i
 
 void tuned_refuse(tuned_entry *e, const char *why)
 {
-    log_warn("%s:%d: not used: %s %s %lldx%lld, M %lld, plan %s: %s",
-             e->file ? e->file : "tuned plans", e->line, tuned_op_names[e->op], e->format,
+    log_warn("%s:%d: not used: %s %s %lldx%lld, M %lld, plan %s: %s; `tare bench --tune` measures "
+             "the shape anew",
+             e->file ? e->file : "shipped plans", e->line, tuned_op_names[e->op], e->format,
              (long long)e->N, (long long)e->K, (long long)e->M, e->plan, why);
     e->refused = true;
 }
@@ -362,15 +427,40 @@ int tuned_experts(tuned_table *t, small_format f, int64_t N, int64_t K, int E, i
     const tuned_entry *e = tuned_find(t, TUNED_OP_experts, packed_names[f], N, K, E);
     int v = rule;
     if (e) numbers(e->plan, 1, &v);
+    ++*(!e ? &t->by_rule : e->file ? &t->by_user : &t->by_shipped);
     return v;
 }
 
 /* ---- telling ------------------------------------------------------------------------------------
  */
 
-static const char *short_name(const char *device)
+void tuned_count(tuned_table *t, tuned_op a, const char *format_a, tuned_op b, const char *format_b,
+                 int64_t N, int64_t K)
 {
-    return strncmp(device, "NVIDIA ", 7) ? device : device + 7;
+    bool user = false, shipped_one = false;
+    for (int i = 0; i < 2 * TUNED_ROWS; i++) {
+        const tuned_op op = i % 2 ? b : a;
+        const tuned_entry *e =
+            op < TUNED_OPS ? tuned_find(t, op, i % 2 ? format_b : format_a, N, K, tuned_rows[i / 2])
+                           : NULL;
+        user = user || (e && e->file);
+        shipped_one = shipped_one || (e && !e->file);
+    }
+    ++*(user ? &t->by_user : shipped_one ? &t->by_shipped : &t->by_rule);
+}
+
+void tuned_counted(const tuned_table *t, const char *device, char *out, size_t cap)
+{
+    size_t n = 0;
+    *out = 0;
+    if (t->by_user) snprintf(out, cap, "%d by %s", t->by_user, t->file);
+    n = strlen(out);
+    if (t->by_shipped)
+        snprintf(out + n, cap - n, "%s%d by the table shipped for %s", n ? ", " : "", t->by_shipped,
+                 device);
+    n = strlen(out);
+    if (t->by_rule)
+        snprintf(out + n, cap - n, "%s%d by the default rules", n ? ", " : "", t->by_rule);
 }
 
 static void tell(char *out, size_t cap, const tuned_entry *e, bool first)
@@ -378,7 +468,7 @@ static void tell(char *out, size_t cap, const tuned_entry *e, bool first)
     const size_t n = strlen(out);
     const char *doubt = e->us > 0 ? "" : " (not measured)";
     if (first)
-        snprintf(out, cap, "table: %s %lldx%lld M %lld: %s%s", short_name(e->device),
+        snprintf(out, cap, "%s: %lldx%lld M %lld: %s%s", e->file ? "measured here" : "shipped",
                  (long long)e->N, (long long)e->K, (long long)e->M, e->plan, doubt);
     else
         snprintf(out + n, cap - n, ", M %lld: %s%s", (long long)e->M, e->plan, doubt);

@@ -1,11 +1,12 @@
 /* Private to kern/gpu: plans that were measured, by device and shape. A table is text, one entry a
  * line:
  *
- *   SM OPERATOR FORMAT N K M PLAN US DEVICE
- *   90 wide int4-128 28672 4096 16 16/4/1/1 26.3 NVIDIA H200
+ *   SM SMS OPERATOR FORMAT N K M PLAN US DEVICE
+ *   90 132 wide int4-128 28672 4096 16 16/4/1/1 26.3 NVIDIA H200
  *
- * US is the median time in microseconds, "-" = not measured. M is the most rows that the entry is
- * for, one of tuned_rows (experts: how many there are).
+ * SM, SMS (compute capability, multiprocessors) and DEVICE say which GPU it is for. US is the
+ * median time in microseconds, "-" = not measured. M is the most rows that the entry is for, one of
+ * tuned_rows (experts: how many there are).
  *
  *   OPERATOR   PLAN
  *   rows       groups/chunks/split of operator rows
@@ -15,13 +16,18 @@
  *   experts    slots of an expert, on average, from which wide_experts is faster than small_experts
  *
  * The table of the H200 is part of the program (tuned_h200.inc); one that `tare bench --tune` wrote
- * lies in the user's cache folder and goes before it. Entries of other devices are passed over. */
+ * lies in the user's cache folder and goes before it. Entries of other devices are passed over. The
+ * first line of a file is TUNED_HEAD with the version, which changes where plans that were measured
+ * mean something else or kernels have become others. A file with a fault is not used at all. */
 #ifndef KERN_GPU_TUNED_H
 #define KERN_GPU_TUNED_H
 #include "kern/cuda/api.h"
 #include "kern/kern.h"
 
-#define TUNED_ROWS 11
+#define TUNED_HEAD      "tare tuned plans "
+#define TUNED_VERSION   "2"
+#define TUNED_MOST_FILE ((size_t)2 << 20)
+#define TUNED_ROWS      11
 extern const int tuned_rows[TUNED_ROWS]; /* 1, 8, 16, 32, ... 4096 */
 /* Index of the entry for M rows: the first that has as many, else the last. */
 int tuned_at(int64_t M);
@@ -37,7 +43,7 @@ typedef enum tuned_op {
 extern const char *const tuned_op_names[TUNED_OPS];
 
 typedef struct tuned_entry {
-    int sm;
+    int sm, sms;
     tuned_op op;
     char format[24];
     int64_t N, K, M;
@@ -52,13 +58,15 @@ typedef struct tuned_entry {
 typedef struct tuned_table {
     tuned_entry *v;
     int n, cap;
-    char *file; /* of the user; NULL = there is none */
+    char *file;                       /* of the user; NULL = there is none */
+    int by_user, by_shipped, by_rule; /* linears, by the entries that they use */
 } tuned_table;
 
 /* One line; NULL or why not. */
 const char *tuned_parse(const char *line, tuned_entry *out);
-/* Adds the entries of a text. Each line that is none is warned of, by file and line, and left out;
- * returns how many were. A text of another kind or version has none. */
+/* Adds the entries of a text. Each line that is none, or that says again what another has said, is
+ * warned of, by file and line; returns how many were. Then nothing is added, nor from a text of
+ * another kind or version. */
 int tuned_read(tuned_table *t, const char *text, size_t n, const char *file);
 /* Adds or replaces. */
 void tuned_put(tuned_table *t, const tuned_entry *e);
@@ -87,7 +95,14 @@ const char *tuned_format_of_rows(rows_format f, bool blocks);
 const char *tuned_format_of_packed(small_format f);
 void tuned_rows_text(rows_plan p, char out[32]);
 void tuned_wide_text(wide_plan p, char out[32]);
-/* "table: H200 28672x4096 M 16: 16/4/1/1" of a bucket of M, entries of two operators (the second
+/* Counts a linear by its entries, of two operators (the second may be TUNED_OPS). */
+void tuned_count(tuned_table *t, tuned_op a, const char *format_a, tuned_op b, const char *format_b,
+                 int64_t N, int64_t K);
+/* "60 by the table shipped for NVIDIA H200, 5 by /home/u/.cache/tare/tuned, 2 by the default
+ * rules";
+ * "" where no linear has plans. */
+void tuned_counted(const tuned_table *t, const char *device, char *out, size_t cap);
+/* "shipped: 28672x4096 M 16: 16/4/1/1" of a bucket of M, entries of two operators (the second
  * may be TUNED_OPS); "rule" without one. */
 void tuned_text(const tuned_table *t, tuned_op a, const char *format_a, tuned_op b,
                 const char *format_b, int64_t N, int64_t K, int bucket, char *out, size_t cap);
