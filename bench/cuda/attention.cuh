@@ -11,6 +11,7 @@
 
 struct attention_case {
     int type, seqs, rows, len, Hk, G, D, window; /* kern_kv_type; new rows a sequence */
+    int shared;                                  /* first pages that all sequences have in common */
 };
 
 /* Heads of pages of so many words, of which the last have scales. */
@@ -92,6 +93,8 @@ inline attention_bench::attention_bench(const attention_case &c_, bool rotate) :
             order[i] = (int)(i + k * pages_each);
         for (size_t i = pages_each; i > 1; i--)
             std::swap(order[i - 1], order[rnd() % i]);
+        for (int s = 1; s < c.seqs; s++)
+            std::copy(order.begin(), order.begin() + c.shared, order.begin() + s * max_pages);
         pages.insert(pages.end(), order.begin(), order.end());
     }
     std::vector<int> row0, n_rows, row_seq;
@@ -116,6 +119,16 @@ inline attention_bench::attention_bench(const attention_case &c_, bool rotate) :
     a.seqs.max_rows = c.rows;
     for (a.seqs.max_len = 256; a.seqs.max_len < c.len;) /* as kern_len_bucket */
         a.seqs.max_len *= 2;
+    if (c.shared) {
+        std::vector<gpu_group> groups(c.seqs / 2);
+        for (int s = 0; s < c.seqs; s++) {
+            gpu_group &g = groups[s / GPU_GROUP_SEQS];
+            g.pages = c.shared, g.seq[g.n++] = s;
+        }
+        a.seqs.n_groups = (int)groups.size();
+        a.seqs.groups = up(groups);
+        a.seqs.shared = up(std::vector<int>(c.seqs, c.shared));
+    }
     a.work = empty(cuda_attention_work(T, H, c.D), 0);
     use(0);
 }

@@ -105,9 +105,9 @@ int main(void)
     CK(cudaStreamCreate(&st));
     for (int type : {(int)KV_BF16, (int)KV_FP8_E4M3}) {
         for (auto &k : small)
-            bad += right({type, k[0], k[1], k[2], k[3], k[4], k[5], k[6]}, st);
+            bad += right({type, k[0], k[1], k[2], k[3], k[4], k[5], k[6], 0}, st);
         for (auto &k : large)
-            bad += timed({type, k[0], k[1], k[2], k[3], k[4], k[5], 0}, st);
+            bad += timed({type, k[0], k[1], k[2], k[3], k[4], k[5], 0, 0}, st);
     }
     printf("prefill: %d wrong\n", bad);
     return bad != 0;

@@ -232,6 +232,14 @@ typedef struct kern_seq { /* one sequence of the step */
     const int32_t *pages; /* page table, ceil(kv_len/page_tokens) entries */
 } kern_seq;
 
+/* Sequences of one new row that have the same first pages, KERN_SHARE_PAGES or more, none of them
+ * the last: groups of 2 to `most` of them. group(arg, seq, n, pages) is told of each; returns how
+ * many there are. */
+#define KERN_SHARE_PAGES 8
+typedef void kern_share_fn(void *arg, const int32_t *seq, int n, int pages);
+int kern_share(const kern_seq *seqs, int n, int page_tokens, int most, kern_share_fn *group,
+               void *arg);
+
 /* k,v [T, Hk*D] with row strides; slot[t] = page*page_tokens + offset. Returns how many elements
  * were clipped to the largest finite value (fp8), summed over K and V. */
 uint64_t kern_kv_store(kern_dev *d, const kern_kv_layer *kv, const float *k, int64_t ldk,

@@ -189,7 +189,10 @@ static void attend(const attn_case *c, int type, gpu_kv_order order, gpu_type t)
                         max_pages,
                         T,
                         max_rows,
-                        (int)kern_len_bucket(max_len)};
+                        (int)kern_len_bucket(max_len),
+                        0,
+                        NULL,
+                        NULL};
     gpu_run(GPU_OP_attention, &a);
     gpu_check(what, &out, 2e-4, 2e-4);
     gpu_drop_all();
@@ -243,7 +246,10 @@ static gpu_seqs state_seqs(void)
                       0,
                       ROWS,
                       5,
-                      256};
+                      256,
+                      0,
+                      NULL,
+                      NULL};
 }
 /* Six states of n floats, a stride apart. */
 static gpu_mat states(int64_t n)

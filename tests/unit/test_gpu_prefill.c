@@ -14,7 +14,7 @@
 typedef const char *refuse_fn(const gpu_attention *a);
 typedef const char *prefill_fn(const gpu_attention *a, int least, void *stream);
 typedef const char *decode_fn(const gpu_attention *a, void *stream);
-static refuse_fn *prefill_refuses, *prefill90_refuses, *decode_refuses;
+static refuse_fn *prefill_refuses, *prefill90_refuses, *decode_refuses, *shared_refuses;
 static prefill_fn *prefill_runs, *prefill90_runs;
 static decode_fn *decode_runs;
 
@@ -31,6 +31,14 @@ typedef struct attn_case {
     span seqs[MAX_SEQS + 1]; /* ends with rows 0, len 0 twice, or at the end */
     int n;
 } attn_case;
+
+/* Which sequences of a step begin with the same pages: those of a group above 0 with so many of the
+ * group's first sequence. */
+typedef struct sharing {
+    int group[MAX_SEQS], pages[MAX_SEQS];
+    int groups; /* that shall be found */
+} sharing;
+static const sharing *shared_by;
 
 /* A step on both sides. */
 typedef struct step {
@@ -128,6 +136,12 @@ static step make(const attn_case *c)
         int pages = (lens[i] + KV_PLACE_TOKENS - 1) / KV_PLACE_TOKENS;
         memcpy(mine, free_pages + next, (size_t)pages * sizeof *mine);
         next += pages;
+        for (int j = 0; shared_by && shared_by->group[i] && j < i; j++)
+            if (shared_by->group[j] == shared_by->group[i]) {
+                memcpy(mine, table + (size_t)j * (size_t)s.max_pages,
+                       (size_t)shared_by->pages[i] * sizeof *mine);
+                break;
+            }
         fill(&s, mine, lens[i]);
         int seen = lens[i] - rows[i] - c->window + 1; /* the first key of the first row */
         for (int p = 0; c->window && p < pages && (p + 1) * KV_PLACE_TOKENS <= seen; p++)
@@ -155,7 +169,10 @@ static step make(const attn_case *c)
                             s.max_pages,
                             s.T,
                             max_rows,
-                            (int)kern_len_bucket(max_len)};
+                            (int)kern_len_bucket(max_len),
+                            0,
+                            NULL,
+                            NULL};
     s.work = gpu.api->attention_work(s.T, c->H, c->D);
     assert_true(s.work > ATTENTION_COUNTERS * 4);
     s.gpu.work = gpu_empty(s.work);
@@ -363,6 +380,114 @@ static void decode(void **state)
     }
 }
 
+typedef struct found {
+    gpu_group groups[MAX_SEQS];
+    int32_t shared[MAX_SEQS];
+    int n;
+} found;
+static void find_group(void *arg, const int32_t *seq, int n, int pages)
+{
+    found *f = arg;
+    gpu_group *g = &f->groups[f->n++];
+    g->pages = pages, g->n = n;
+    for (int i = 0; i < n; i++)
+        g->seq[i] = seq[i], f->shared[seq[i]] = pages;
+}
+
+/* clang-format off */
+static const struct {
+    attn_case c;
+    sharing by;
+} shared_rows[] = {
+    {{"shared bf16", 8, 2, 128, KV_BF16, GPU_BF16, GPU_BF16, 0, 0, false, false,
+      {{1, 700}, {1, 600}, {0, 0}, {1, 545}, {1, 33}, {1, 576}}, 6},
+     {{1, 1, 0, 1, 0, 1}, {0, 17, 0, 17, 0, 17}, 1}},
+    {{"shared bf16, two groups", 6, 2, 64, KV_BF16, GPU_F32, GPU_F32, 0, 0, true, false,
+      {{1, 300}, {1, 500}, {1, 400}, {1, 800}, {1, 801}, {1, 290}}, 6},
+     {{1, 2, 1, 2, 2, 0}, {0, 0, 9, 15, 12, 0}, 2}},
+    {{"shared by nobody", 4, 2, 64, KV_BF16, GPU_BF16, GPU_F32, 0, 0, false, false, {{1, 300}, {1, 500}}, 2}, {{0}, {0}, 0}},
+    {{"shared, wide groups", 2, 1, 64, KV_FP8_E4M3, GPU_BF16, GPU_F32, 0, 1.5f, false, true,
+      {{1, 300}, {1, 310}, {1, 320}, {1, 330}, {1, 257}, {1, 400}, {1, 300}, {1, 310}, {1, 320}, {1, 330}, {1, 340}, {1, 400},
+       {1, 300}, {1, 310}, {1, 320}, {1, 330}, {1, 340}, {1, 400}, {1, 300}}, 19},
+     {{1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}, {0, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8}, 2}},
+    {{"shared, eight a head", 8, 1, 128, KV_INT8, GPU_BF16, GPU_F32, 0, 0, true, false,
+      {{1, 300}, {1, 310}, {1, 320}, {1, 330}, {1, 340}, {1, 400}, {1, 300}, {1, 310}, {1, 320}, {1, 330}}, 10},
+     {{1, 1, 1, 1, 1, 1, 1, 1, 1, 1}, {0, 9, 9, 9, 9, 9, 9, 9, 9, 9}, 1}},
+    {{"shared, eleven a head", 11, 1, 96, KV_FP4, GPU_F32, GPU_F32, 0, 0, false, false, {{1, 700}, {1, 610}, {1, 620}}, 3},
+     {{1, 1, 1}, {0, 19, 19}, 1}},
+    {{"shared int8 96, one a head", 3, 3, 96, KV_INT8, GPU_F32, GPU_F32, 0, 0, false, false, {{1, 700}, {1, 610}, {1, 620}}, 3},
+     {{1, 1, 1}, {0, 19, 19}, 1}},
+    {{"shared fp4 256", 5, 1, 256, KV_FP4, GPU_BF16, GPU_F32, 0, 2, false, false, {{1, 290}, {1, 300}, {1, 310}}, 3},
+     {{1, 1, 1}, {0, 9, 9}, 1}},
+    {{"shared e5m2, wide window", 4, 1, 64, KV_FP8_E5M2, GPU_BF16, GPU_F32, 4096, 0, false, true, {{1, 290}, {1, 300}, {1, 310}}, 3},
+     {{1, 1, 1}, {0, 9, 9}, 1}},
+    {{"shared, narrow window", 4, 1, 64, KV_BF16, GPU_BF16, GPU_F32, 280, 0, false, false, {{1, 290}, {1, 300}, {1, 310}}, 3},
+     {{1, 1, 1}, {0, 9, 9}, 1}},
+    {{"shared, rows of a prompt", 4, 2, 64, KV_BF16, GPU_BF16, GPU_F32, 0, 0, false, false, {{1, 290}, {1, 300}, {5, 310}, {1, 310}}, 4},
+     {{1, 1, 1, 1}, {0, 9, 9, 9}, 1}},
+};
+/* clang-format on */
+
+/* Pages of several sequences, as a step that is replayed has them: with room for other groups. */
+static void shared(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < N_OF(shared_rows); i++)
+        for (int operator= 0; operator<2; operator++) {
+            const attn_case *c = &shared_rows[i].c;
+            found f = {0};
+            kern_seq seqs[MAX_SEQS] = {0};
+            shared_by = &shared_rows[i].by;
+            step s = make(c);
+            shared_by = NULL;
+            for (int k = 0, n = 0; k < c->n; k++)
+                if (c->seqs[k].len) seqs[k] = s.seqs[n++];
+            int n = kern_share(seqs, c->n, KV_PLACE_TOKENS, GPU_GROUP_SEQS, find_group, &f);
+            assert_int_equal(n, f.n);
+            assert_int_equal(n, shared_rows[i].by.groups);
+            s.gpu.seqs.n_groups = n ? n + 2 : 0;
+            s.gpu.seqs.groups = gpu_up(f.groups, sizeof f.groups);
+            s.gpu.seqs.shared = gpu_up_i32(f.shared, c->n);
+            bool narrow = c->window && c->window < s.gpu.seqs.max_len;
+            assert_int_equal(!shared_refuses(&s.gpu), n && !narrow);
+            if (!operator) {
+                check(&s, 1, 1, decode_runs(&s.gpu, gpu.stream));
+                continue;
+            }
+            gpu_run(GPU_OP_attention, &s.gpu);
+            check(&s, 1, 1 << 30, NULL);
+        }
+}
+
+/* Groups: the ones that save most, whatever their order; none of few pages or of the last. */
+static void groups(void **state)
+{
+    (void)state;
+    enum { N = 9 };
+    int32_t pages[N][40];
+    kern_seq seqs[N];
+    static const int from[N] = {0, 0, 0, 0, 4, 4, 0, 7, 7},
+                     same[N] = {0, 12, 30, 12, 0, 20, 7, 0, 39},
+                     lens[N] = {1280, 700, 1000, 1280, 660, 1280, 900, 300, 200};
+    for (int i = 0; i < N; i++) {
+        for (int p = 0; p < 40; p++)
+            pages[i][p] = p < same[i] ? pages[from[i]][p] : 100 * i + p;
+        seqs[i] = (kern_seq){i, 1, lens[i], pages[i]};
+    }
+    found f = {0};
+    /* 0 and 2 have thirty, with 1 and 3 twelve: two pairs save more than one group of four. 8 has
+     * six of 7 but its last. */
+    assert_int_equal(kern_share(seqs, N, 32, GPU_GROUP_SEQS, find_group, &f), 3);
+    static const int32_t want[N] = {30, 12, 30, 12, 20, 20, 0, 0, 0};
+    for (int i = 0; i < N; i++)
+        assert_int_equal(f.shared[i], want[i]);
+    seqs[4].n_rows = 2; /* a prompt */
+    memset(&f, 0, sizeof f);
+    assert_int_equal(kern_share(seqs, N, 32, 2, find_group, &f), 2);
+    assert_int_equal(f.shared[5], 0);
+    assert_int_equal(kern_share(seqs, 1, 32, GPU_GROUP_SEQS, NULL, NULL), 0);
+}
+
 /* The operator, whatever kernels it takes. */
 static void chosen(const attn_case *c, size_t n)
 {
@@ -393,9 +518,9 @@ static void *symbol(const char *name)
 
 int main(int argc, char **argv)
 {
-    static const struct CMUnitTest tests[] = {GPU_TEST(prefill), GPU_TEST(prefill90),
-                                              GPU_TEST(prefill90_random), GPU_TEST(decode),
-                                              GPU_TEST(operator_of)};
+    static const struct CMUnitTest tests[] = {
+        GPU_TEST(prefill), GPU_TEST(prefill90), GPU_TEST(prefill90_random), GPU_TEST(decode),
+        GPU_TEST(shared),  GPU_TEST(groups),    GPU_TEST(operator_of)};
     static const gpu_op tested[] = {GPU_OP_attention};
     gpu_begin(argc, argv);
     *(void **)&prefill_refuses = symbol("prefill_refuse");
@@ -403,6 +528,7 @@ int main(int argc, char **argv)
     *(void **)&prefill90_refuses = symbol("prefill90_refuse");
     *(void **)&prefill90_runs = symbol("prefill90_run");
     *(void **)&decode_refuses = symbol("decode_refuse");
+    *(void **)&shared_refuses = symbol("decode_shared_refuse");
     *(void **)&decode_runs = symbol("decode_run");
     return gpu_end(cmocka_run_group_tests(tests, NULL, NULL), tested, 1);
 }

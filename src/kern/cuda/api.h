@@ -31,6 +31,13 @@ typedef struct gpu_x {
     gpu_type type;
 } gpu_x;
 
+/* Sequences of one new row whose first pages are the same (kern_share of kern.h is what makes
+ * them): attention over these pages is done once for all. n 0 = none. */
+#define GPU_GROUP_SEQS 16
+typedef struct gpu_group {
+    int32_t pages, n, seq[GPU_GROUP_SEQS];
+} gpu_group;
+
 /* Sequences of a step. Values are read on the device, so that a graph can be replayed with others.
  */
 typedef struct gpu_seqs {
@@ -40,6 +47,9 @@ typedef struct gpu_seqs {
     int n, max_pages, T;
     int max_rows; /* host: most rows of one sequence */
     int max_len;  /* host: no kv_len is above it */
+    int n_groups; /* host: of the groups; 0 = nobody shares pages */
+    const gpu_group *groups;
+    const int32_t *shared; /* [n] pages of a sequence that its group has; 0 = it is in none */
 } gpu_seqs;
 
 /* How the elements of a page lie. PLAIN: as kern.h says. MMA: pages of 32 tokens, head after head,

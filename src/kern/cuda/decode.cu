@@ -2,18 +2,21 @@
  * clusters fit. */
 #include "kern/cuda/decode.h"
 #include "kern/cuda/decode.cuh"
+#include "kern/cuda/decode_shared.cuh"
 #include "kern/cuda/plain_attention.h"
 
 typedef void kernel_fn(const decode_args);
 typedef struct entry {
     int type, D, cluster, warps; /* kern_kv_type */
     size_t (*smem)(int pages);
-    kernel_fn *kernel;
+    kernel_fn *kernel, *shared; /* over pages that sequences share */
+    size_t shared_smem;
 } entry;
 #define ROW(TYPE, V, D, WARPS, STAGES, BLOCKS, CLUSTER)                                            \
     {                                                                                              \
         TYPE, D, CLUSTER, WARPS, decode_shape<V, D, WARPS, STAGES>::smem,                          \
-            decode_kernel<V, D, WARPS, STAGES, BLOCKS, CLUSTER>                                    \
+            decode_kernel<V, D, WARPS, STAGES, BLOCKS, CLUSTER>, shared_kernel<V, D>,              \
+            shared_smem<V>(D)                                                                      \
     }
 #ifdef TARE_EMULATED
 #define ALL(...) ROW(__VA_ARGS__, 1)
@@ -120,7 +123,45 @@ static decode_args args_of(const gpu_attention *a, const division *d, int runs)
     p.done = (unsigned *)a->work;
     p.part = a->work ? (float *)((unsigned *)a->work + ATTENTION_COUNTERS) : NULL;
     p.runs = runs, p.sets = d->sets, p.heads = d->heads;
+    p.shared_runs = 0, p.shared = NULL;
     return p;
+}
+
+/* Why pages that sequences share are read by each of them, or NULL. */
+extern "C" const char *decode_shared_refuse(const gpu_attention *a)
+{
+    const gpu_seqs *s = &a->seqs;
+    if (!s->n_groups || !s->groups || !s->shared) return "no sequences share pages";
+    if (a->window > 0 && a->window < s->max_len) return "a window is narrower than the context";
+    if (!a->work) return "no work memory";
+    if (s->n > s->T || (int64_t)s->n * a->H > ATTENTION_SHARED_ROWS)
+        return "more sequences and heads than the work memory holds";
+    if ((int64_t)a->H * 2 > 65535) return "more heads than a grid has blocks";
+    return s->n_groups > 65535 ? "more groups than a grid has blocks" : NULL;
+}
+
+/* The kernel over shared pages, and in *p what the one after it has to know. As many runs as fill
+ * the chip where groups are full. */
+static const char *run_shared(const entry *e, const gpu_attention *a, const division *d, int sms,
+                              decode_args *p, void *stream)
+{
+    if (decode_shared_refuse(a)) return NULL;
+    const int all = shared_warps(d->heads), warps = all < SHARED_WARPS ? all : SHARED_WARPS;
+    const int64_t tasks = (int64_t)a->kv.Hk * d->sets * over(all, warps);
+    const int64_t room = ATTENTION_SHARED_ROWS / ((int64_t)a->seqs.n * a->H);
+    const int64_t parts = (int64_t)a->seqs.T * a->H * ATTENTION_PARTS;
+    int64_t runs = over(2 * sms, tasks * over(a->seqs.n, GPU_GROUP_SEQS));
+    if (runs > ATTENTION_SHARED_RUNS) runs = ATTENTION_SHARED_RUNS;
+    if (runs > over(d->pages, 4)) runs = over(d->pages, 4);
+    if (runs > room) runs = room;
+    p->shared_runs = (int)runs;
+    p->shared = p->part + (parts < ATTENTION_PART_ROWS ? parts : ATTENTION_PART_ROWS) *
+                              (int64_t)(a->kv.D + 2);
+    const char *why = ALLOW_SMEM(e->shared, e->shared_smem);
+    if (why) return why;
+    return LAUNCH_EARLY(e->shared,
+                        dim3((unsigned)runs, (unsigned)tasks, (unsigned)a->seqs.n_groups),
+                        dim3((unsigned)warps * 32), e->shared_smem, stream, *p);
 }
 
 #ifdef TARE_EMULATED
@@ -133,11 +174,13 @@ extern "C" const char *decode_run(const gpu_attention *a, void *stream)
     const division d = divide(a);
     const int runs = runs_for(&d, e->warps, 132, 1);
     const size_t smem = e->smem(over(d.pages, runs));
-    why = ALLOW_SMEM(e->kernel, smem);
+    decode_args p = args_of(a, &d, runs);
+    why = run_shared(e, a, &d, 132, &p, stream);
+    if (!why) why = ALLOW_SMEM(e->kernel, smem);
     if (why) return why;
     return LAUNCH(e->kernel,
                   dim3((unsigned)runs, (unsigned)(a->kv.Hk * d.sets), (unsigned)a->seqs.n),
-                  dim3((unsigned)e->warps * 32), smem, stream, args_of(a, &d, runs));
+                  dim3((unsigned)e->warps * 32), smem, stream, p);
 }
 #else
 /* Runs as a cluster where as many clusters fit as there are tasks (a second wave costs more than it
@@ -204,6 +247,8 @@ extern "C" const char *decode_run(const gpu_attention *a, void *stream)
     at[cfg.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     at[cfg.numAttrs].val.programmaticStreamSerializationAllowed = 1;
     cfg.numAttrs++;
-    return cuda_error(cudaLaunchKernelEx(&cfg, e->kernel, args_of(a, &d, runs)));
+    decode_args p = args_of(a, &d, runs);
+    why = run_shared(e, a, &d, sms, &p, stream);
+    return why ? why : cuda_error(cudaLaunchKernelEx(&cfg, e->kernel, p));
 }
 #endif

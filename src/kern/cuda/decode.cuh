@@ -23,10 +23,11 @@
 
 struct decode_args {
     gpu_attention a;
-    float *part;    /* [T, Hk, sets, runs, heads, D + 2]: sums, maximum, total */
-    unsigned *done; /* [T, Hk, sets], zero before and after */
-    int runs;
-    int sets, heads; /* blocks that share a KV head; query heads of each but the last */
+    float *part;           /* [T, Hk, sets, runs, heads, D + 2]: sums, maximum, total */
+    unsigned *done;        /* [T, Hk, sets], zero before and after */
+    float *shared;         /* [n, H, shared_runs, D + 2] of pages that sequences share */
+    int runs, shared_runs; /* 0: all pages are a sequence's own */
+    int sets, heads;       /* blocks that share a KV head; query heads of each but the last */
 };
 
 template <class V, int D, int WARPS, int STAGES> struct decode_shape {
@@ -51,7 +52,8 @@ struct decode_task {
     int lo, len;               /* keys [lo, len) are seen */
     int first, end, last_page; /* pages of the run; the sequence's last */
     float v_scale;
-    bool nobody; /* there may be rows of no sequence for this block */
+    int64_t shared; /* row of p.shared of head 0; -1: all pages are read here */
+    bool nobody;    /* there may be rows of no sequence for this block */
 };
 
 /* Lane d of query head g of the block: o counts from max (in powers of two), as sum does. */
@@ -59,6 +61,19 @@ template <int D>
 static __device__ __forceinline__ void decode_put(const decode_args &p, const decode_task &k, int g,
                                                   int d, float max, float sum, float o)
 {
+    if (k.shared >= 0) { /* what the pages before have, in their order */
+        const float *part = p.shared + (k.shared + k.head0 + g) * p.shared_runs * (int64_t)(D + 2);
+        float most = max;
+        for (int i = 0; i < p.shared_runs; i++)
+            most = fmaxf(most, __ldcg(part + i * (D + 2) + D));
+        const float own = ptx_exp2(max - most);
+        sum *= own, o *= own, max = most;
+        for (int i = 0; i < p.shared_runs; i++, part += D + 2) {
+            const float f = ptx_exp2(__ldcg(part + D) - most);
+            sum += f * __ldcg(part + D + 1);
+            o += f * __ldcg(part + d);
+        }
+    }
     const float f = attn_finish(p.a, k.head0 + g, max, sum, k.v_scale);
     put_lane(p.a.out, k.row * p.a.ldo + (int64_t)(k.head0 + g) * D + d, o * f);
 }
@@ -219,7 +234,10 @@ static __device__ __forceinline__ decode_task decode_find(const decode_args &p)
     k.place = k.row * (int)gridDim.y + (int)blockIdx.y;
     k.len = s.n_rows[b] == 1 ? s.kv_len[b] : 0;
     k.lo = p.a.window > 0 ? max(0, k.len - p.a.window) : 0;
-    const int page = k.lo / DECODE_PAGE, pages = (k.len + DECODE_PAGE - 1) / DECODE_PAGE;
+    const int shared = p.shared_runs && k.len > 0 ? s.shared[b] : 0;
+    k.shared = shared ? (int64_t)b * p.a.H : -1;
+    const int page = shared ? shared : k.lo / DECODE_PAGE,
+              pages = (k.len + DECODE_PAGE - 1) / DECODE_PAGE;
     const int each = (pages - page + p.runs - 1) / p.runs;
     k.first = page + (int)blockIdx.x * each;
     k.end = min(k.first + each, pages);
@@ -263,8 +281,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS) decode_kernel(const decode
     const int mine = k.first + warp;
     for (int i = 0; i < STAGES; i++)
         if (mine + i * WARPS != k.last_page) ask(mine + i * WARPS, i);
-    attn_scale scale = attn_scale_of(p.a, k.hk);
-    if constexpr (decode_is<V>::fp4) scale.by *= V::unit;
+    const attn_scale scale = decode_scale<V>(p.a, k.hk);
     ptx_pdl_wait();
     ptx_pdl_go();
     for (int i = 0; i < STAGES; i++)
@@ -275,11 +292,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS) decode_kernel(const decode
         p.a.q, lane_id / 4 < k.heads ? k.row * p.a.ldq + (int64_t)(k.head0 + lane_id / 4) * D : -1,
         lane_id, q);
     decode_state<D> st;
-    st.max[0] = st.max[1] = -INFINITY;
-    st.sum[0] = st.sum[1] = st.rest[0] = st.rest[1] = 0;
-#pragma unroll
-    for (int i = 0; i < D / 16; i++)
-        st.o[i][0] = st.o[i][1] = st.o[i][2] = st.o[i][3] = 0;
+    decode_start<D>(st);
 
     int stage = 0, parity = 0;
     for (int page = mine; page < k.end; page += WARPS) {

@@ -63,7 +63,7 @@ template <> struct decode_is<kv_fp4> {
     static constexpr bool int8 = false, fp4 = true;
 };
 /* Bytes of a head of a page. */
-template <class V> static constexpr int decode_head(int D)
+template <class V> static constexpr __host__ __device__ int decode_head(int D)
 {
     return 2 * DECODE_PAGE *
            (D * V::bits / 8 + (decode_is<V>::int8  ? 8
@@ -83,6 +83,22 @@ template <int D> struct decode_state {
     float max[2], sum[2], o[D / 16][4];
     float rest[2]; /* int8: what all lanes of O have besides */
 };
+
+template <int D> static __device__ __forceinline__ void decode_start(decode_state<D> &st)
+{
+    st.max[0] = st.max[1] = -INFINITY;
+    st.sum[0] = st.sum[1] = st.rest[0] = st.rest[1] = 0;
+#pragma unroll
+    for (int i = 0; i < D / 16; i++)
+        st.o[i][0] = st.o[i][1] = st.o[i][2] = st.o[i][3] = 0;
+}
+template <class V>
+static __device__ __forceinline__ attn_scale decode_scale(const gpu_attention &a, int hk)
+{
+    attn_scale scale = attn_scale_of(a, hk);
+    if constexpr (decode_is<V>::fp4) scale.by *= V::unit;
+    return scale;
+}
 
 /* Two k16 steps of A from 8 values of row r and 8 of row r+8. */
 template <class V, bool VALUES>

@@ -315,7 +315,9 @@ static attention_fn *const kernels[3][4] = {
 extern "C" size_t cuda_attention_work(int rows, int H, int Dv)
 {
     int64_t most = (int64_t)rows * H * ATTENTION_PARTS;
+    int64_t shared = (int64_t)rows * H * ATTENTION_SHARED_RUNS;
     if (most > ATTENTION_PART_ROWS) most = ATTENTION_PART_ROWS;
+    most += shared > ATTENTION_SHARED_ROWS ? ATTENTION_SHARED_ROWS : shared;
     return ATTENTION_COUNTERS * sizeof(unsigned) + (size_t)most * ((size_t)Dv + 2) * sizeof(float);
 }
 

@@ -74,6 +74,21 @@ static gpu_input *add_input(gpu_step *s, const gpu_input *in)
 
 /* Page tables are wide enough for lengths up to the next power of two; what a sequence does not
  * have is -1. */
+typedef struct staged_groups {
+    gpu_group *groups;
+    int32_t *shared;
+    int n, room;
+} staged_groups;
+static void stage_group(void *arg, const int32_t *seq, int n, int pages)
+{
+    staged_groups *s = arg;
+    if (s->n == s->room) return;
+    gpu_group *g = &s->groups[s->n++];
+    *g = (gpu_group){pages, n, {0}};
+    for (int i = 0; i < n; i++)
+        g->seq[i] = seq[i], s->shared[seq[i]] = pages;
+}
+
 static void stage_seqs(const gpu_input *in, int64_t T)
 {
     const kern_seq *q = in->host;
@@ -92,6 +107,12 @@ static void stage_seqs(const gpu_input *in, int64_t T)
         for (int32_t t = q[i].row0; q[i].kv_len > 0 && t < q[i].row0 + q[i].n_rows && t < T; t++)
             row_seq[t] = (int32_t)i;
     }
+    if (!in->seqs.n_groups) return;
+    staged_groups groups = {(gpu_group *)(void *)(row_seq + T + in->n), row_seq + T, 0,
+                            in->seqs.n_groups};
+    memset(groups.shared, 0, (size_t)in->n * 4);
+    memset(groups.groups, 0, sizeof(gpu_group) * (size_t)groups.room);
+    kern_share(q, (int)in->n, in->page_tokens, GPU_GROUP_SEQS, stage_group, &groups);
 }
 
 static void stage(const gpu_input *in, int64_t T)
@@ -129,6 +150,8 @@ static void measure(gpu_seqs *q, const kern_seq *seqs, int n, int page_tokens)
     }
     q->n = n;
     q->max_len = (int)kern_len_bucket(len);
+    /* In a graph there may be other groups the next time. */
+    q->n_groups = kern_share(seqs, n, page_tokens, GPU_GROUP_SEQS, NULL, NULL) ? n / 2 : 0;
     q->max_pages = page_tokens ? (q->max_len + page_tokens - 1) / page_tokens : 0;
 }
 
@@ -145,6 +168,7 @@ gpu_seqs gpu__seqs(gpu_dev *g, const kern_seq *seqs, int n, int page_tokens)
     measure(&in.seqs, seqs, n, page_tokens);
     in.max_pages = in.seqs.max_pages;
     size_t ints = (size_t)n * (size_t)(3 + in.max_pages) + (size_t)s->T;
+    if (in.seqs.n_groups) ints += (size_t)n + sizeof(gpu_group) / 4 * (size_t)in.seqs.n_groups;
     if (!place(g, ints * 4, &in.stage, &in.dev)) return none;
     const int32_t *at = (const int32_t *)(const void *)in.dev;
     in.seqs.row0 = at;
@@ -153,6 +177,8 @@ gpu_seqs gpu__seqs(gpu_dev *g, const kern_seq *seqs, int n, int page_tokens)
     in.seqs.pages = at + 3 * n;
     in.seqs.row_seq = in.seqs.pages + (int64_t)n * in.max_pages;
     in.seqs.T = (int)s->T;
+    in.seqs.shared = in.seqs.row_seq + s->T;
+    in.seqs.groups = (const gpu_group *)(const void *)(in.seqs.shared + n);
     stage(add_input(s, &in), s->T);
     return in.seqs;
 }
