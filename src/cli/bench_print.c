@@ -96,6 +96,9 @@ static void json_head(jw *w, const opts *o, const bench_plan *p, const bench_rep
     jw_ki64(w, "workspace_bytes", (int64_t)i->workspace_bytes);
     jw_ki64(w, "kv_pool_bytes", (int64_t)i->kv_pool_bytes);
     jw_ki64(w, "kv_bytes_per_token", (int64_t)i->kv_bytes_per_token);
+    jw_ki64(w, "predicted_weight_bytes", (int64_t)i->predicted_weights);
+    jw_ki64(w, "device_free_bytes", (int64_t)i->device_free);
+    jw_ki64(w, "device_taken_bytes", (int64_t)i->device_taken);
     jw_end_obj(w);
     jw_key(w, "roof");
     jw_obj(w);

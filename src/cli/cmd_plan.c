@@ -20,6 +20,9 @@ typedef struct plan_job {
     int n_rows;
     uint64_t available;
     const char *source;
+    kern_dev *gpu; /* NULL: a CPU */
+    uint64_t all;  /* memory of the GPU */
+    double fraction;
 } plan_job;
 
 static int add_row(plan_job *j, const char *name, const char *scheme, err *e)
@@ -62,6 +65,25 @@ static int each_threads(const opt_val *v)
     return (int)(tp > 1 && n / tp > 0 ? n / tp : tp > 1 ? 1 : n);
 }
 
+/* The layouts of a GPU are asked what they take, so it has to be there. */
+static int open_gpu(const opts *o, plan_job *j, err *e)
+{
+    err why = {0};
+    uint64_t left;
+    kern_opts k = {.device = o->v[OPT_device].s, .threads = (int)o->v[OPT_threads].i};
+    if (!strcmp(k.device, "cpu")) return 0;
+    int rc = cpu_parse(o->v[OPT_cpu_features].s, &k.cpu_features, e);
+    if (rc < 0) return rc;
+    rc = kern_open(&j->gpu, &k, &why);
+    if (rc < 0) return err_set(e, why.code, "%s; without --device the plan is for a CPU", why.msg);
+    j->available = j->gpu->memory_bytes;
+    j->source = "the GPU";
+    if (!kern_memory(j->gpu, &j->all, &left)) j->all = j->available;
+    j->in.dev = j->gpu;
+    if (!o->v[OPT_page_size].i && j->gpu->page_tokens) j->in.page_tokens = j->gpu->page_tokens;
+    return 0;
+}
+
 static int setup(const opts *o, plan_job *j, err *e)
 {
     int rc = 0;
@@ -95,7 +117,13 @@ static int setup(const opts *o, plan_job *j, err *e)
     }
     TRY(kern_act_parse(v[OPT_activation_dtype].s, &j->in.act, e));
     TRY(cpu_parse(v[OPT_cpu_features].s, &j->in.features, e));
+    j->fraction = v[OPT_mem_fraction].f;
+    if (!(j->fraction > 0 && j->fraction <= 1)) {
+        rc = err_set(e, ERR_USAGE, "--mem-fraction-static: %g is not between 0 and 1", j->fraction);
+        goto out;
+    }
     j->available = mem_available_bytes(&j->source) / (unsigned)j->in.ranks;
+    TRY(open_gpu(o, j, e));
     TRY(fill_rows(o, j, e));
 out:
     return rc;
@@ -104,6 +132,16 @@ out:
 static double mb(uint64_t n)
 {
     return (double)n / 1e6;
+}
+
+/* On a GPU weights and cache have their share, and the rest must hold what steps need. */
+static bool fits(const plan_job *j, const plan_row *r)
+{
+    const plan_out *p = &r->out;
+    if (!r->ok) return false;
+    if (!j->gpu) return p->total <= j->available;
+    return (double)(p->resident_weights + p->kv_total) <= (double)j->available * j->fraction &&
+           p->total + p->graphs <= j->available;
 }
 
 /* KV cache of the asked context and concurrency in every format. */
@@ -125,10 +163,41 @@ static void kv_table(const plan_job *j, buf *b)
     }
 }
 
+static void gpu_head(const plan_job *j, buf *b)
+{
+    buf_printf(
+        b,
+        "%s: %.0f MB, of which the CUDA context and other programs hold %.0f\nweights and KV "
+        "may take %.2f of what is free (--mem-fraction-static), %.0f MB; workspace and graphs "
+        "come on top\n",
+        j->gpu->what, mb(j->all), mb(j->all - j->available), j->fraction,
+        mb(j->available) * j->fraction);
+}
+
+/* Weights by layout, and what comes on top. */
+static void gpu_table(const plan_job *j, buf *b)
+{
+    buf_printf(b, "\non the GPU\n%-20s %10s %10s %10s %10s | %12s %12s\n", "scheme (MB)", "dense",
+               "packed", "panels", "other", "graphs, est.", "host, pinned");
+    for (int i = 0; i < j->n_rows; i++) {
+        static const char *const names[] = {"dense", "packed", "panels"};
+        const plan_out *p = &j->rows[i].out;
+        uint64_t of[3] = {0}, other = p->resident_weights;
+        if (!j->rows[i].ok) continue;
+        for (int k = 0; k < KERN_FORECAST_LAYOUTS && p->gpu.layout[k].name; k++)
+            for (int n = 0; n < 3; n++)
+                if (!strcmp(p->gpu.layout[k].name, names[n])) of[n] = p->gpu.layout[k].bytes;
+        buf_printf(b, "%-20s %10.2f %10.2f %10.2f %10.2f | %12.2f %12.2f\n", j->rows[i].name,
+                   mb(of[0]), mb(of[1]), mb(of[2]), mb(other - of[0] - of[1] - of[2]),
+                   mb(p->graphs), mb(p->pinned));
+    }
+}
+
 static void print_text(const plan_job *j, buf *b)
 {
     buf_printf(b, "%s\navailable memory %.0f MB (%s)\n", ckpt_path(j->c), mb(j->available),
                j->source);
+    if (j->gpu) gpu_head(j, b);
     if (j->in.ranks > 1)
         buf_printf(b, "on each of %d devices; what lies on disk is the whole\n", j->in.ranks);
     buf_putc(b, '\n');
@@ -145,10 +214,21 @@ static void print_text(const plan_job *j, buf *b)
         buf_printf(b, "%-20s %9.2f %8.2f %7.2f %9.2f %8.2f | %9.2f %9.2f %9.2f %9.2f  %s\n",
                    r->name, mb(p->weights.codes), mb(p->weights.scales), mb(p->weights.zeros),
                    mb(p->weights.unquantized), mb(p->weights.padding), mb(p->resident_weights),
-                   mb(p->kv_total), mb(p->workspace), mb(p->total),
-                   p->total <= j->available ? "yes" : "NO");
+                   mb(p->kv_total), mb(p->workspace), mb(p->total), fits(j, r) ? "yes" : "NO");
     }
+    if (j->gpu) gpu_table(j, b);
     kv_table(j, b);
+}
+
+static void json_gpu(jw *w, const plan_out *p)
+{
+    jw_key(w, "layouts");
+    jw_obj(w);
+    for (int i = 0; i < KERN_FORECAST_LAYOUTS && p->gpu.layout[i].name; i++)
+        jw_ki64(w, p->gpu.layout[i].name, (int64_t)p->gpu.layout[i].bytes);
+    jw_end_obj(w);
+    jw_ki64(w, "graphs_estimate", (int64_t)p->graphs);
+    jw_ki64(w, "host_pinned", (int64_t)p->pinned);
 }
 
 static void print_json(const plan_job *j, buf *b)
@@ -159,6 +239,11 @@ static void print_json(const plan_job *j, buf *b)
     jw_kstr(&w, "model", ckpt_path(j->c));
     jw_ki64(&w, "available_bytes", (int64_t)j->available);
     jw_kstr(&w, "available_source", j->source);
+    if (j->gpu) {
+        jw_kstr(&w, "device", j->gpu->what);
+        jw_ki64(&w, "device_bytes", (int64_t)j->all);
+        jw_ki64(&w, "static_bytes", (int64_t)((double)j->available * j->fraction));
+    }
     jw_ki64(&w, "context", j->in.context);
     jw_ki64(&w, "concurrency", j->in.concurrency);
     jw_ki64(&w, "tp", j->in.ranks);
@@ -183,7 +268,8 @@ static void print_json(const plan_job *j, buf *b)
         jw_ki64(&w, "kv_states", (int64_t)p->kv_states);
         jw_ki64(&w, "workspace", (int64_t)p->workspace);
         jw_ki64(&w, "total", (int64_t)p->total);
-        jw_kbool(&w, "fits", r->ok && p->total <= j->available);
+        if (j->gpu) json_gpu(&w, p);
+        jw_kbool(&w, "fits", fits(j, r));
         jw_end_obj(&w);
     }
     jw_end_arr(&w);
@@ -221,6 +307,7 @@ int cmd_plan(const opts *o, err *e)
     cli_print(&b);
     rc = 0;
 out:
+    kern_close(j.gpu);
     quant_close(j.q);
     ckpt_close(j.c);
     buf_free(&b);

@@ -95,6 +95,7 @@ static int predict(engine *en, const kv_format *kv, kern_act act, err *e)
                   .q = en->q,
                   .kv = kv->type,
                   .act = act,
+                  .dev = en->dev,
                   .features = en->dev->features,
                   .threads = team_size(en->dev->team),
                   .ranks = kern_n_ranks(en->dev),
@@ -103,6 +104,7 @@ static int predict(engine *en, const kv_format *kv, kern_act act, err *e)
                   .chunk_tokens = en->chunk,
                   .page_tokens = en->page_tokens};
     plan_out out;
+    in.context = en->max_len;
     if (en->o.quantization && *en->o.quantization && !strcmp(en->q->dialect->name, "plain")) {
         int rc = qspec_parse(en->o.quantization, &scheme, e);
         if (rc < 0) return rc;
@@ -112,6 +114,8 @@ static int predict(engine *en, const kv_format *kv, kern_act act, err *e)
     if (rc < 0) return rc;
     if (*out.refused) return err_set(e, ERR_UNSUPPORTED, "%s", out.refused);
     en->info.predicted_bytes = out.resident_weights + out.workspace;
+    en->info.predicted_weights = out.resident_weights;
+    en->info.graph_bytes = out.graphs;
     return 0;
 }
 
@@ -127,10 +131,21 @@ static int too_small(const engine *en, uint64_t budget, uint64_t fixed, uint64_t
         en->o.mem_fraction, source);
 }
 
+/* Of a GPU they lie in memory of the machine. */
 static uint64_t logits_bytes(const engine *en)
 {
-    return (uint64_t)plan_logit_rows(en->vocab, en->chunk, en->max_running) *
-           ((uint64_t)en->vocab * sizeof(float) + (en->dev->be ? sizeof(kern_top) : 0));
+    return en->dev->be ? 0
+                       : (uint64_t)plan_logit_rows(en->vocab, en->chunk, en->max_running) *
+                             (uint64_t)en->vocab * sizeof(float);
+}
+
+/* What weights, workspace and pool may take together. On a GPU the fraction is that of weights and
+ * pool, and what else there is must hold the workspace. */
+static uint64_t budget_of(const engine *en, uint64_t available, uint64_t workspace)
+{
+    const uint64_t some = (uint64_t)((double)available * en->o.mem_fraction);
+    if (!en->dev->be) return some;
+    return some + workspace < available ? some + workspace : available;
 }
 
 /* Pool: what the options ask for, at most what the budget leaves. */
@@ -145,7 +160,7 @@ static int open_pool(engine *en, const kv_format *kv, uint64_t available, const 
     model_memory(en->m, &mb);
     uint64_t fixed = mb.prepared + mb.other + mb.workspace + logits_bytes(en) +
                      en->kv.state_bytes * (uint64_t)en->max_running,
-             budget = (uint64_t)((double)available * en->o.mem_fraction);
+             budget = budget_of(en, available, mb.workspace);
     kv_want want = {.context = en->max_len,
                     .seqs = en->max_running,
                     .chunk = en->chunk,
@@ -367,6 +382,25 @@ static int open_device(engine *en, const kern_opts *o, err *e)
     return 0;
 }
 
+static void tell_memory(engine *en)
+{
+    engine_info *i = &en->info;
+    uint64_t all, left;
+    if (!kern_memory(en->dev, &all, &left)) return;
+    i->device_free = en->dev->memory_bytes;
+    i->device_taken = i->device_free > left ? i->device_free - left : 0;
+    log_info(
+        "memory of %s: weights %.1f MB (%.1f predicted), workspace %.1f (%.1f), KV %.1f, in all "
+        "%.1f (%.1f); taken on the card since it was opened %.1f of %.1f MB, %.1f were taken "
+        "before; graphs of steps come later, at most about %.0f MB",
+        en->dev->name, (double)i->weight_bytes / 1e6, (double)i->predicted_weights / 1e6,
+        (double)i->workspace_bytes / 1e6, (double)(i->predicted_bytes - i->predicted_weights) / 1e6,
+        (double)i->kv_pool_bytes / 1e6, (double)(i->actual_bytes + i->kv_pool_bytes) / 1e6,
+        (double)(i->predicted_bytes + i->kv_pool_bytes) / 1e6, (double)i->device_taken / 1e6,
+        (double)i->device_free / 1e6, (double)(all - i->device_free) / 1e6,
+        (double)i->graph_bytes / 1e6);
+}
+
 static int load(engine *en, err *e)
 {
     int rc = 0;
@@ -449,6 +483,7 @@ static int load(engine *en, err *e)
              (double)en->info.predicted_bytes / 1e6, (double)en->info.actual_bytes / 1e6,
              (long long)en->info.kv_tokens, (double)en->info.kv_pool_bytes / 1e6,
              en->info.activation, en->info.load_seconds);
+    tell_memory(en);
     if (*en->info.plans) log_info("plans of linears on the GPU: %s", en->info.plans);
 out:
     return rc;

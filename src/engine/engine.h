@@ -177,6 +177,10 @@ typedef struct engine_info {
     uint64_t linear_bytes; /* the linears alone: what decoding one token reads */
     uint64_t weight_file_bytes, kv_bytes_per_token, kv_pool_bytes, workspace_bytes;
     uint64_t predicted_bytes, actual_bytes; /* weights and workspace */
+    uint64_t predicted_weights;
+    /* Of a GPU, else 0: free before anything was loaded, what the start has taken of it, and an
+     * estimate of what graphs may come to take. */
+    uint64_t device_free, device_taken, graph_bytes;
     int64_t kv_tokens, max_len, max_running, vocab, chunk;
     bool experts, windows; /* has the model layers of such? */
     double load_seconds;

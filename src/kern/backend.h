@@ -11,6 +11,7 @@ struct kern_tuned;
 struct kern_backend {
     const char *name;
     void (*close)(kern_dev *d);
+    bool (*memory)(kern_dev *d, uint64_t *all, uint64_t *left);
     int (*alloc)(kern_dev *d, void **out, size_t n, err *e);
     int (*lanes)(kern_dev *d, float **out, int64_t n, kern_lanes_kind kind, kern_act act, err *e);
     void (*free)(kern_dev *d, void *p);

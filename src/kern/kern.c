@@ -104,6 +104,17 @@ int kern_reserve_attention(kern_dev *d, int64_t max_rows, int H, int v_lanes, er
     return d->be ? d->be->reserve_attention(d, max_rows, H, v_lanes, e) : 0;
 }
 
+size_t kern_lane_bytes(const kern_dev *d, kern_lanes_kind kind, kern_act act)
+{
+    const bool f32 = kind == KERN_STREAM || act == KERN_ACT_SPEC || act == KERN_ACT_F32;
+    return f32 || !d || !d->be ? 4 : 2;
+}
+
+bool kern_memory(kern_dev *d, uint64_t *all, uint64_t *left)
+{
+    return d->be && d->be->memory(d, all, left);
+}
+
 int kern_lanes(kern_dev *d, float **out, int64_t n, kern_lanes_kind kind, kern_act act, err *e)
 {
     void *p = NULL;

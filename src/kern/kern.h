@@ -49,6 +49,8 @@ typedef struct kern_dev {
     struct kern_ranks *ranks;      /* NULL where it is alone */
     int rank;
 } kern_dev;
+/* Memory of a GPU, all and free now. False on the CPU. */
+bool kern_memory(kern_dev *d, uint64_t *all, uint64_t *left);
 /* ERR_UNSUPPORTED: no such device, no driver, no plug-in, and which. */
 int kern_open(kern_dev **out, const kern_opts *o, err *e);
 void kern_close(kern_dev *d); /* rank 0 closes all */
@@ -60,6 +62,7 @@ void kern_free(kern_dev *d, void *p);
  * 16-bit types in f32 (spec, f32). Freed by kern_free. */
 typedef enum kern_lanes_kind { KERN_STREAM, KERN_FLOW } kern_lanes_kind;
 int kern_lanes(kern_dev *d, float **out, int64_t n, kern_lanes_kind kind, kern_act act, err *e);
+size_t kern_lane_bytes(const kern_dev *d, kern_lanes_kind kind, kern_act act); /* d NULL: a CPU */
 /* Memory that the program reads and the device writes (kern_fetch): pinned where that counts. */
 int kern_host_alloc(kern_dev *d, void **out, size_t n, err *e);
 void kern_host_free(kern_dev *d, void *p);

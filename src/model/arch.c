@@ -805,8 +805,9 @@ void arch_widths_of(const arch_model *m, arch_widths *out)
         widen(&out->attn, m->mla.kv_lora + m->mla.rope);
     }
     mem_free(all);
-    out->row = (m->moe.shared_inter ? 5 : 4) * m->hidden + out->mix + out->attn + 2 * out->latent +
-               4 * m->delta.Hv + out->gate_up + out->act + m->n_ropes * m->rot + m->moe.E +
+    out->flow = (m->moe.shared_inter ? 3 : 2) * m->hidden + out->mix + out->attn + 2 * out->latent +
+                out->gate_up + out->act;
+    out->row = out->flow + 2 * m->hidden + 4 * m->delta.Hv + m->n_ropes * m->rot + m->moe.E +
                4 * (m->moe.E ? m->moe.top_k : 0);
     out->fixed = m->moe.E ? m->moe.E + 1 : 0;
 }

@@ -213,7 +213,8 @@ typedef struct arch_widths {
     int64_t latent;       /* MLA: absorbed queries and their outputs */
     int64_t gate_up, act; /* feed-forward, rows of a token's experts together */
     int64_t slots;        /* experts a token */
-    int64_t row, fixed;   /* all buffers of a step: 4-byte lanes a row of it, and once */
+    int64_t row, fixed;   /* all buffers of a step: lanes a row of it, and once */
+    int64_t flow;         /* of those of a row, what goes between the ops of a layer */
 } arch_widths;
 void arch_widths_of(const arch_model *m, arch_widths *out);
 

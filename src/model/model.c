@@ -13,7 +13,8 @@ static int buffer(model *m, float **out, kern_lanes_kind kind, int64_t rows, int
     if (!mem_mul((size_t)rows, (size_t)cols, &n) || !mem_mul(n, sizeof(float), &n))
         return err_set(e, ERR_LIMIT, "activations of %lld rows are too large", (long long)rows);
     int rc = kern_lanes(m->dev, out, rows * cols, kind, m->opts.act, e);
-    if (rc == 0) m->bytes.workspace += n;
+    if (rc == 0)
+        m->bytes.workspace += n / sizeof(float) * kern_lane_bytes(m->dev, kind, m->opts.act);
     return rc;
 }
 

@@ -123,7 +123,13 @@ typedef struct plan_sum {
     bool loaded;                   /* count what is resident, not what is stored */
     arch_ends ends;
     refusals refused;
+    bool head_embeds; /* the prepared head serves as embedding too */
 } plan_sum;
+
+static kern_dev *gpu_of(const plan_in *in)
+{
+    return in->dev && in->dev->be ? in->dev : NULL;
+}
 
 static bool is_weight_of(const char *name, const char *module)
 {
@@ -149,7 +155,8 @@ static void count_plain(void *arg, const char *name, int64_t rows, int64_t cols)
     uint64_t resident = !table ? 4 * n : t && !t->gguf ? t->bytes : 2 * n;
     if (!p->loaded) plain_add(&p->out->weights, bytes);
     /* An embedding that is the head as well is resident as the head alone, if that is whole. */
-    bool head = p->ends.shared && is_weight_of(name, p->ends.embed) && p->part->n_ranks < 2;
+    bool head = p->ends.shared && p->head_embeds && is_weight_of(name, p->ends.embed) &&
+                p->part->n_ranks < 2;
     if (!head && p->loaded) p->out->resident_weights += resident;
 }
 
@@ -209,29 +216,48 @@ static void refuse_cut(plan_sum *sum, const arch_linear *l, int shard, const qsp
     buf_free(&fit);
 }
 
-/* Pieces of rows of a device are prepared each by itself. */
+/* Pieces of rows of a device are prepared each by itself, on a GPU all shards together. */
 static uint64_t resident_part(plan_sum *sum, const arch_linear *l, int shard, const qspec *use,
-                              num_dtype plain, int64_t *rows)
+                              num_dtype plain, int64_t *rows, int64_t *cols)
 {
+    const bool later = gpu_of(sum->in) && l->kind != ARCH_KV_B;
     arch_cut c;
     uint64_t bytes = 0;
     arch_cut_of(sum->part, l, shard, &c);
     *rows = 0;
+    *cols = c.cols.hi - c.cols.lo;
     for (int i = 0; i < c.n; i++) {
         arch_shard s = l->shard[shard];
         s.N = c.rows[i].hi - c.rows[i].lo;
-        s.K = c.cols.hi - c.cols.lo;
-        bytes += resident(sum->in, l, &s, use, plain);
+        s.K = *cols;
+        if (!later) bytes += resident(sum->in, l, &s, use, plain);
         *rows += s.N;
     }
     return bytes;
 }
 
-static void count_linear(plan_sum *sum, const arch_linear *l)
+/* Experts are counted at the first of their layer. */
+static int on_gpu(plan_sum *sum, const arch_linear *l, const kern_forecast_shard *s, int64_t K,
+                  err *e)
+{
+    const bool exact = l->kind == ARCH_ROUTER || l->kind == ARCH_SHARED_GATE;
+    const bool expert = l->kind == ARCH_EXPERT_UP || l->kind == ARCH_EXPERT_DOWN;
+    const char *layout = NULL;
+    if (!gpu_of(sum->in) || l->kind == ARCH_KV_B || l->expert > 0) return 0;
+    int rc = kern_forecast_linear(sum->in->dev, &sum->out->gpu, s, l->n_shards, K,
+                                  exact ? KERN_ACT_F32 : sum->in->act,
+                                  expert ? (int)sum->part->moe.E : 0, &layout, e);
+    if (rc == 0 && l->kind == ARCH_LM_HEAD) sum->head_embeds = strcmp(layout, "packed") != 0;
+    return rc;
+}
+
+static int count_linear(plan_sum *sum, const arch_linear *l, err *e)
 {
     const plan_in *in = sum->in;
     plan_out *out = sum->out;
     bool quantize = in->scheme && qaxis_quantized(&in->scheme->w) && arch_quantizable(l->kind);
+    kern_forecast_shard forecast[KERN_MAX_SHARDS];
+    int64_t rows, cols = 0;
     for (int i = 0; i < l->n_shards; i++) {
         arch_shard s = l->shard[i];
         bool copy = l->kind == ARCH_LM_HEAD && sum->ends.shared; /* on disk once, prepared anew */
@@ -248,10 +274,11 @@ static void count_linear(plan_sum *sum, const arch_linear *l)
             count_stored(in, &s, stored, out);
         }
         refuse_cut(sum, l, i, &use);
-        int64_t rows;
-        out->resident_weights += resident_part(sum, l, i, &use, t, &rows);
+        out->resident_weights += resident_part(sum, l, i, &use, t, &rows, &cols);
+        forecast[i] = (kern_forecast_shard){.spec = use, .plain = t, .N = rows};
         count_bias(in, &s, rows, out);
     }
+    return on_gpu(sum, l, forecast, cols, e);
 }
 
 int64_t plan_logit_rows(int64_t vocab, int64_t chunk_tokens, int64_t concurrency)
@@ -261,15 +288,40 @@ int64_t plan_logit_rows(int64_t vocab, int64_t chunk_tokens, int64_t concurrency
     return rows > concurrency ? rows : concurrency;
 }
 
-static uint64_t workspace(const plan_in *in, const arch_model *a)
+/* Steps that become graphs: a name for each batch size (model/bucket.c) and each doubling of the
+ * context from 256 on; no more than 256. */
+static int64_t names_of(const plan_in *in)
+{
+    int64_t sizes = 0, lengths = 1;
+    for (int64_t n = 1; n <= 256; n += n < 2 ? 1 : n < 4 ? 2 : n < 8 ? 4 : n < 64 ? 8 : 32) {
+        sizes++;
+        if (n >= in->concurrency) break;
+    }
+    for (int64_t n = 256; n < in->context; n *= 2)
+        lengths++;
+    return sizes * lengths < 256 ? sizes * lengths : 256;
+}
+
+static void workspace(const plan_in *in, const arch_model *a, plan_out *out)
 {
     arch_widths w;
-    int64_t T = in->chunk_tokens;
+    kern_dev *gpu = gpu_of(in);
+    const int64_t T = in->chunk_tokens, logits = plan_logit_rows(a->vocab, T, in->concurrency);
+    const size_t flow = kern_lane_bytes(in->dev, KERN_FLOW, in->act);
     arch_widths_of(a, &w);
-    return (uint64_t)(T * w.row + w.fixed) * sizeof(float) +
-           kern_reserve_bytes(T * w.slots, w.in, w.out, in->threads) +
-           (uint64_t)plan_logit_rows(a->vocab, T, in->concurrency) * (uint64_t)a->vocab *
-               sizeof(float);
+    out->workspace = (uint64_t)(T * (w.row - w.flow) + w.fixed) * sizeof(float) +
+                     (uint64_t)(T * w.flow) * flow + (uint64_t)(logits * a->vocab) * sizeof(float);
+    if (!gpu) {
+        out->workspace += kern_reserve_bytes(T * w.slots, w.in, w.out, in->threads);
+        return;
+    }
+    out->workspace +=
+        kern_forecast_room(gpu, &out->gpu, T * w.slots, w.in) +
+        kern_forecast_top(logits, a->vocab) +
+        kern_forecast_attention(gpu, T, a->H, (int)(a->mla.kv_lora ? a->mla.kv_lora : a->D));
+    out->pinned = (uint64_t)logits * ((uint64_t)a->vocab * sizeof(float) + sizeof(kern_top));
+    const int64_t graphs = names_of(in);
+    out->graphs = (uint64_t)graphs * kern_forecast_graph((int64_t)a->n_layers * 12 + 8);
 }
 
 static void count_kv(const plan_in *in, const arch_model *a, plan_out *out)
@@ -295,7 +347,7 @@ int plan_compute(const plan_in *in, plan_out *out, err *e)
     TRY(arch_open(&a, in->cfg, files, e));
     TRY(arch_open(&part, in->cfg, files, e));
     TRY(arch_take_share(part, 0, in->ranks > 1 ? in->ranks : 1, e));
-    plan_sum sum = {.in = in, .out = out, .arch = a, .part = part};
+    plan_sum sum = {.in = in, .out = out, .arch = a, .part = part, .head_embeds = true};
     bool tie = in->cfg->tie_embeddings;
     sum.ends = (arch_ends){
         .embed = a->name.embed, .head = tie ? a->name.embed : a->name.head, .shared = tie};
@@ -304,13 +356,15 @@ int plan_compute(const plan_in *in, plan_out *out, err *e)
     all = xcalloc((size_t)n, sizeof *all);
     arch_linears(a, all, n);
     for (int i = 0; i < n; i++)
-        count_linear(&sum, &all[i]);
+        TRY(count_linear(&sum, &all[i], e));
+    for (int i = 0; i < KERN_FORECAST_LAYOUTS; i++)
+        out->resident_weights += out->gpu.layout[i].bytes;
     arch_plain_tensors(a, count_plain, &sum);
     sum.loaded = true;
     arch_plain_tensors(part, count_plain, &sum);
     if (part->n_ranks > 1) out->resident_weights += sizeof(float) * (uint64_t)part->vocab;
     if (in->scheme) say_refused(&sum.refused, in->scheme, out);
-    out->workspace = workspace(in, part);
+    workspace(in, part, out);
     count_kv(in, part, out);
     out->total = out->resident_weights + out->workspace + out->kv_total;
     rc = 0;

@@ -2,6 +2,7 @@
 #ifndef PLAN_PLAN_H
 #define PLAN_PLAN_H
 #include "ckpt/ckpt.h"
+#include "kern/forecast.h"
 #include "kv/kv.h"
 #include "model/arch.h"
 #include "quant/quant.h"
@@ -12,6 +13,7 @@ typedef struct plan_in {
     const qspec *scheme; /* NULL = as stored */
     kern_kv_type kv;
     kern_act act;
+    kern_dev *dev; /* a GPU, whose layouts are asked; NULL, or a CPU: one of such features */
     uint32_t features;
     int threads;
     int ranks; /* devices that run it together; 0 = 1. All but `weights` is then that of the first,
@@ -27,6 +29,9 @@ typedef struct plan_out {
     uint64_t kv_states; /* of it states of linear-attention layers */
     uint64_t workspace;
     uint64_t total;
+    kern_forecast gpu; /* of a GPU: its linears by layout */
+    uint64_t graphs;   /* of a GPU, not in total: estimate of all that may come to be */
+    uint64_t pinned;   /* of a GPU, not in total: memory of the machine */
     char refused[256]; /* why the scheme cannot be used for this model; "" = can */
 } plan_out;
 /* Rows of the logits buffer of an engine: as many as a step may report, within PLAN_LOGIT_BYTES. */

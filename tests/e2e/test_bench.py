@@ -86,6 +86,8 @@ def emulated(path):
     j = report(*fast(path, "--device", "emulated", "--scheme", "fp8", "--batch", "2", "--context", "9", "--profile"))
     r = j["runs"][0]
     assert j["device"].startswith("emulated") and r["tpot_ms"] > 0 and j["roof"]["read_gbs"] > 0
+    m = j["memory"]
+    assert m["predicted_bytes"] == m["actual_bytes"] and m["predicted_weight_bytes"] == m["weight_bytes"] and m["device_free_bytes"] > 0, m
     for key in ("operators", "prompt_operators"):
         ops = r[key]
         assert {"attention", "kv_store"} <= {o["op"] for o in ops} or "rope_store" in {o["op"] for o in ops}, ops
@@ -135,6 +137,27 @@ def tune(path, tmp):
     assert r.returncode in (1, 2) and "XDG_CACHE_HOME" in r.stderr, r.stderr
 
 
+def plan():
+    def of(*args):
+        return subprocess.run([TARE, "plan", "models/millet-7m", *args], capture_output=True, text=True, timeout=120)
+    r = of("--device", "emulated", "--context", "2048", "--concurrency", "4", "--mem-fraction-static", "0.5", "--json")
+    assert r.returncode == 0, r.stderr
+    j = json.loads(r.stdout)
+    assert abs(j["static_bytes"] - j["available_bytes"] / 2) < 2 and j["device_bytes"] >= j["available_bytes"]
+    for s in j["schemes"]:
+        assert s["fits"] and s["graphs_estimate"] > 0 and s["host_pinned"] > 0 and set(s["layouts"]) <= {"dense", "packed", "panels"}, s
+        assert 0 < sum(s["layouts"].values()) <= s["resident_weights"] and s["total"] == s["resident_weights"] + s["kv_total"] + s["workspace"]
+    assert not any(s["fits"] for s in json.loads(of("--device", "emulated", "--mem-fraction-static", "0.0001", "--json").stdout)["schemes"])
+    text = of("--device", "emulated", "--scheme", "fp8").stdout
+    for word in ("--mem-fraction-static", "CUDA context", "packed", "graphs", "pinned", "dense"):
+        assert word in text, (word, text)
+    assert "layouts" not in of("--json").stdout
+    r = of("--device", "cuda:77")
+    assert r.returncode and "without --device" in r.stderr, r.stderr
+    r = of("--mem-fraction-static", "1.5")
+    assert r.returncode and "--mem-fraction-static" in r.stderr, r.stderr
+
+
 def refused(word, *args):
     r = run(*args)
     assert r.returncode in (1, 2) and word in r.stderr, (r.returncode, r.stderr)
@@ -158,6 +181,7 @@ def main():
         case("kernels", kernels, tiny, "cpu", {"ref"}, "w4a16")
         if os.path.exists(EMULATED):
             case("emulated", emulated, tiny)
+            case("plan", plan)
             case("tune", tune, tiny, os.path.join(tmp, "cache"))
             case("kernels emulated", kernels, tiny, "emulated", {"packed", "panels"}, "w4a16")
         else:

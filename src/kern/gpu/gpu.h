@@ -146,6 +146,7 @@ void gpu__host_free(kern_dev *d, void *p);
 /* memory.c */
 void gpu__forget_handles(gpu_dev *g);
 extern const struct kern_backend gpu__backend;
+bool gpu__memory(kern_dev *d, uint64_t *all, uint64_t *left);
 int gpu__alloc(kern_dev *d, void **out, size_t n, err *e);
 int gpu__lanes(kern_dev *d, float **out, int64_t n, kern_lanes_kind kind, kern_act act, err *e);
 void gpu__free(kern_dev *d, void *p);

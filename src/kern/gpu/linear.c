@@ -326,6 +326,17 @@ static int choose(gpu_dev *g, const kern_linear_desc *d, gpu_linear *l,
                    choice[0].refused);
 }
 
+const gpu_layout *gpu__layout_for(gpu_dev *g, const kern_linear_desc *d)
+{
+    gpu_linear l = {0};
+    kern_choice choice[KERN_BUCKETS] = {0};
+    for (int i = 0; i < gpu_n_layouts - 1; i++) {
+        const gpu_layout *y = in_order(g, d, i);
+        if (!y->refuse(g, d) && rows_for(g, y, d, &l, choice)) return y;
+    }
+    return gpu_layouts[gpu_n_layouts - 1];
+}
+
 static const gpu_linear_row *row_named(const gpu_layout *y, const char *name)
 {
     for (int i = 0; y->rows[i]; i++)

@@ -2,6 +2,7 @@
  * gpu_layouts (linear.c), in order of preference. */
 #ifndef KERN_GPU_LINEAR_H
 #define KERN_GPU_LINEAR_H
+#include "kern/forecast.h"
 #include "kern/gpu/gpu.h"
 
 typedef struct gpu_linear gpu_linear;
@@ -58,6 +59,9 @@ typedef struct gpu_experts_way {
 } gpu_experts_way;
 /* packed.c: name of the format of the first part, in tables of plans. */
 const char *gpu__packed_format(const gpu_linear *l);
+uint64_t gpu__packed_forecast(gpu_dev *g, const kern_linear_desc *d, kern_forecast *f);
+/* linear.c: the layout that would be made, by shapes and types. */
+const gpu_layout *gpu__layout_for(gpu_dev *g, const kern_linear_desc *d);
 /* experts.c: all in the layout packed. */
 int gpu__packed_experts_make(gpu_dev *g, kern_linear **expert, int E, void **own, err *e);
 /* Room for steps of at most so many slots; experts made later widen it. */

@@ -75,6 +75,16 @@ static int open_block(gpu_dev *g, void **out, size_t bytes, size_t span, bool la
     return 0;
 }
 
+bool gpu__memory(kern_dev *d, uint64_t *all, uint64_t *left)
+{
+    gpu_facts now;
+    gpu_dev *g = gpu__of(d);
+    if (g->api->facts(g->index, &now)) return false;
+    *all = now.total_bytes;
+    *left = now.free_bytes;
+    return true;
+}
+
 int gpu__alloc(kern_dev *d, void **out, size_t n, err *e)
 {
     return open_block(gpu__of(d), out, n, n, false, GPU_F32, e);
@@ -82,9 +92,10 @@ int gpu__alloc(kern_dev *d, void **out, size_t n, err *e)
 
 int gpu__lanes(kern_dev *d, float **out, int64_t n, kern_lanes_kind kind, kern_act act, err *e)
 {
-    bool f32 = kind == KERN_STREAM || act == KERN_ACT_SPEC || act == KERN_ACT_F32;
+    const size_t lane = kern_lane_bytes(d, kind, act);
+    const bool f32 = lane == 4;
     void *p = NULL;
-    int rc = open_block(gpu__of(d), &p, (size_t)n * (f32 ? 4 : 2), (size_t)n * 4, true,
+    int rc = open_block(gpu__of(d), &p, (size_t)n * lane, (size_t)n * 4, true,
                         f32 ? GPU_F32 : GPU_BF16, e);
     *out = p;
     return rc;

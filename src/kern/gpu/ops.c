@@ -371,6 +371,7 @@ static void op_top_rows(kern_dev *d, const float *x, int64_t V, int64_t T, kern_
 const struct kern_backend gpu__backend = {
     .name = "cuda",
     .close = gpu__close,
+    .memory = gpu__memory,
     .alloc = gpu__alloc,
     .lanes = gpu__lanes,
     .free = gpu__free,

@@ -549,6 +549,29 @@ static int make_pieces(gpu_dev *g, const kern_linear_desc *d, packed *p, err *e)
     return rc < 0 || !g->packed.rows ? rc : gpu__lt_reserve(g, e);
 }
 
+/* What it would take; what steps would need goes to f. */
+uint64_t gpu__packed_forecast(gpu_dev *g, const kern_linear_desc *d, kern_forecast *f)
+{
+    packed p;
+    uint64_t n = 0;
+    const int64_t K = d->shard[0]->K;
+    if (plan(d, true, &p)) return 0;
+    const bool pieces = !lt_can(g, d);
+    for (int i = 0; i < p.n; i++) {
+        part *one = &p.part[i];
+        const qtensor *q = d->shard[one->shard0];
+        const size_t piece = (size_t)(gpu__lt_piece_rows(g, one->N, K) * K) * 2;
+        becomes input = AS_IT_IS;
+        if (by_rule(d, q)) rule_of(q, d->expert, &input);
+        n += whole(small_packed_bytes(one->format, one->N, gpu__packed_k(K))) +
+             (uint64_t)one->N * sizeof(float) + (q->g_idx ? (uint64_t)K * 4 : 0);
+        if (pieces && piece > f->piece) f->piece = piece;
+        f->copies = f->copies || (d->expert && input != AS_IT_IS);
+        if (d->expert && input == VALUES && K > f->plain_experts_k) f->plain_experts_k = K;
+    }
+    return n;
+}
+
 /* ---- the layout ---------------------------------------------------------------------------------
  */
 
