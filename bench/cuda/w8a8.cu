@@ -1,6 +1,6 @@
 /* Products of many rows by cuBLASLt (lt.h) on a device: bf16, and W8A8 in e4m3 and int8.
  *   check   every kind against float64: random codes, poisoned output
- *   time    shapes of an 8B model, M = 128, 1024, 2048: CUDA graphs of launches over enough copies
+ *   time    shapes of an 8B model, M = 64, 128, 1024, 2048: CUDA graphs of launches over enough copies
  *           of the weight that none is found in the L2, median of replays; with the library's first
  *           choice and with the fastest of its candidates
  * Without an argument both. Exit 1 when a result is wrong. */
@@ -150,7 +150,7 @@ static void time_shape(lt *l, int kind, int shape, cudaStream_t st)
     fill_noise<<<2048, 256, 0, st>>>((uint4 *)w, bytes * (size_t)copies / 16, 7);
     fill_noise<<<2048, 256, 0, st>>>((uint4 *)x, (size_t)most * K * size / 16, 9);
     float *scale = to_device(make_floats((size_t)(N + most) * (size_t)(G + 4), 0.01f, 0.02f));
-    for (int M : {128, 1024, 2048}) {
+    for (int M : {64, 128, 1024, 2048}) {
         double us[2] = {0, 0};
         const char *why = NULL;
         lt_call c = {};

@@ -1,6 +1,8 @@
 /* cuBLASLt behind lt.h. In its column-major words W is A, transposed, x is B and y is D, so that
- * scales of rows of W are those of A. INT8 sums are written as int32 into the work memory, as many
- * rows at a time as fit, and scaled from there: the library scales int8 products into int8 only.
+ * scales of rows of W are those of A. Sums of INT8 (int32) and of few FP8_ROWS (f32) are written
+ * into the work memory, as many rows at a time as fit, and scaled from there: the library scales
+ * int8 products into int8 only, and its FP8 products that scale rows take more than twice as long
+ * as those that do not where a short and deep weight meets few rows (bench/NOTES.md).
  *
  * A plan keeps the descriptors of its product; a run puts addresses, M and strides into them, which
  * allocates nothing. */
@@ -145,20 +147,29 @@ extern "C" int lt_version(const lt *l)
 /* ---- plans --------------------------------------------------------------------------------------
  */
 
-/* Three quarters of the work memory hold the sums of int8 products. */
-static size_t library_bytes(const lt *l, const lt_call *c)
+/* FP8 products of so many rows are scaled after the product. */
+#define LT_APART_ROWS 128
+
+/* Whether the sums of a planned shape go through the work memory. */
+static bool apart(const lt_call *shape)
 {
-    return c->kind == LT_INT8 ? l->work_bytes / 4 : l->work_bytes;
-}
-static void *library_work(const lt *l, const lt_call *c)
-{
-    return (uint8_t *)l->work + (l->work_bytes - library_bytes(l, c));
+    return shape->kind == LT_INT8 || (shape->kind == LT_FP8_ROWS && shape->M <= LT_APART_ROWS);
 }
 
-/* Rows of an int8 product at a time. */
-static int64_t chunk_of(const lt *l, const lt_call *c)
+/* Three quarters of the work memory hold such sums. */
+static size_t library_bytes(const lt *l, const lt_call *shape)
 {
-    int64_t fit = (int64_t)(l->work_bytes - library_bytes(l, c)) / (c->N * 4);
+    return apart(shape) ? l->work_bytes / 4 : l->work_bytes;
+}
+static void *library_work(const lt *l, const lt_call *shape)
+{
+    return (uint8_t *)l->work + (l->work_bytes - library_bytes(l, shape));
+}
+
+/* Rows of such a product at a time. */
+static int64_t chunk_of(const lt *l, const lt_call *shape)
+{
+    int64_t fit = (int64_t)(l->work_bytes - library_bytes(l, shape)) / (shape->N * 4);
     return fit < 256 ? fit : fit / 256 * 256;
 }
 
@@ -168,8 +179,7 @@ static const char *refuse(const lt *l, const lt_call *c)
     if (why) return why;
     if (c->kind == LT_FP8_BLOCK && lt_version(l) < 120900) return "made for 12.9 and later";
     if (c->kind == LT_FP8_ROWS && lt_version(l) < 120900) return "made for 12.9 and later";
-    if (c->kind == LT_INT8 && chunk_of(l, c) < 1)
-        return "a row of sums does not fit the work memory";
+    if (apart(c) && chunk_of(l, c) < 1) return "a row of sums does not fit the work memory";
     return NULL;
 }
 
@@ -189,7 +199,8 @@ static cublasStatus_t set(lt *l, plan *p, cublasLtMatmulDescAttributes_t what, c
 static cublasStatus_t describe_scales(lt *l, plan *p)
 {
     int32_t a = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F, b = a;
-    if (p->shape.kind == LT_FP8_ROWS) a = b = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+    if (p->shape.kind == LT_FP8_ROWS && !apart(&p->shape))
+        a = b = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
     if (p->shape.kind == LT_FP8_BLOCK) {
         a = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
         b = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
@@ -208,19 +219,19 @@ static cublasStatus_t describe_scales(lt *l, plan *p)
 static cublasStatus_t describe(lt *l, plan *p)
 {
     const lt_call *c = &p->shape;
-    const bool int8 = c->kind == LT_INT8, fp8 = c->kind != LT_BF16 && !int8;
+    const bool int8 = c->kind == LT_INT8, fp8 = c->kind != LT_BF16 && !int8, sums = apart(c);
     const cudaDataType_t in = int8  ? CUDA_R_8I
                               : fp8 ? CUDA_R_8F_E4M3
                                     : CUDA_R_16BF,
-                         out = int8        ? CUDA_R_32I
-                               : c->y_bf16 ? CUDA_R_16BF
-                                           : CUDA_R_32F;
+                         out = int8                 ? CUDA_R_32I
+                               : c->y_bf16 && !sums ? CUDA_R_16BF
+                                                    : CUDA_R_32F;
     const cublasOperation_t t = CUBLAS_OP_T;
     TRY(l->f.MatmulDescCreate(&p->desc, int8 ? CUBLAS_COMPUTE_32I : CUBLAS_COMPUTE_32F,
                               int8 ? CUDA_R_32I : CUDA_R_32F));
     TRY(set(l, p, CUBLASLT_MATMUL_DESC_TRANSA, &t, sizeof t));
     if (fp8) TRY(describe_scales(l, p));
-    if (lt_adds_bias(c)) {
+    if (lt_adds_bias(c) && !sums) {
         const cublasLtEpilogue_t e = CUBLASLT_EPILOGUE_BIAS;
         const int32_t type = CUDA_R_16BF;
         TRY(set(l, p, CUBLASLT_MATMUL_DESC_EPILOGUE, &e, sizeof e));
@@ -229,23 +240,24 @@ static cublasStatus_t describe(lt *l, plan *p)
     TRY(l->f.MatrixLayoutCreate(&p->a, in, (uint64_t)c->K, (uint64_t)c->N, c->K));
     TRY(l->f.MatrixLayoutCreate(&p->b, in, (uint64_t)c->K, (uint64_t)lt_rows_of(c), c->ldx));
     return l->f.MatrixLayoutCreate(&p->d, out, (uint64_t)c->N, (uint64_t)lt_rows_of(c),
-                                   int8 ? c->N : c->ldy);
+                                   sums ? c->N : c->ldy);
 }
 
 /* What changes from call to call. */
 static cublasStatus_t address(lt *l, plan *p, const lt_call *c)
 {
     const uint64_t rows = (uint64_t)lt_rows_of(c);
-    const int64_t ldd = c->kind == LT_INT8 ? c->N : c->ldy;
+    const bool sums = apart(&p->shape);
+    const int64_t ldd = sums ? c->N : c->ldy;
     TRY(l->f.MatrixLayoutSetAttribute(p->b, CUBLASLT_MATRIX_LAYOUT_COLS, &rows, sizeof rows));
     TRY(l->f.MatrixLayoutSetAttribute(p->b, CUBLASLT_MATRIX_LAYOUT_LD, &c->ldx, sizeof c->ldx));
     TRY(l->f.MatrixLayoutSetAttribute(p->d, CUBLASLT_MATRIX_LAYOUT_COLS, &rows, sizeof rows));
     TRY(l->f.MatrixLayoutSetAttribute(p->d, CUBLASLT_MATRIX_LAYOUT_LD, &ldd, sizeof ldd));
-    if (c->kind != LT_BF16 && c->kind != LT_INT8) {
+    if (c->kind != LT_BF16 && !sums) {
         TRY(set(l, p, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &c->w_scale, sizeof c->w_scale));
         TRY(set(l, p, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &c->x_scale, sizeof c->x_scale));
     }
-    if (lt_adds_bias(&p->shape))
+    if (lt_adds_bias(&p->shape) && !sums)
         TRY(set(l, p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &c->bias_bf16, sizeof c->bias_bf16));
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -288,12 +300,12 @@ static float time_one(lt *l, plan *p, const lt_call *c, const cublasLtMatmulAlgo
     cudaEvent_t e[2] = {NULL, NULL};
     cudaStream_t st = (cudaStream_t)c->stream;
     float ms = -1;
-    void *d = c->kind == LT_INT8 ? l->work : c->y;
+    void *d = apart(&p->shape) ? l->work : c->y;
     bool ok = cudaEventCreate(&e[0]) == cudaSuccess && cudaEventCreate(&e[1]) == cudaSuccess;
     for (int i = 0; ok && i < 4; i++) { /* the first one warms up */
         if (i == 1) ok = cudaEventRecord(e[0], st) == cudaSuccess;
-        ok = ok && multiply(l, p, c, algo, d, library_work(l, c), library_bytes(l, c)) ==
-                       CUBLAS_STATUS_SUCCESS;
+        ok = ok && multiply(l, p, c, algo, d, library_work(l, &p->shape),
+                            library_bytes(l, &p->shape)) == CUBLAS_STATUS_SUCCESS;
     }
     ok = ok && cudaEventRecord(e[1], st) == cudaSuccess &&
          cudaEventSynchronize(e[1]) == cudaSuccess &&
@@ -353,7 +365,7 @@ extern "C" const char *lt_plan(lt *l, const lt_call *call, bool try_out)
     lt_call c = *call;
     const char *why = refuse(l, &c);
     if (why) return say(l, "product", &c, why);
-    if (c.kind == LT_INT8 && c.M > chunk_of(l, &c)) c.M = chunk_of(l, &c);
+    if (apart(&c) && c.M > chunk_of(l, &c)) c.M = chunk_of(l, &c);
     plan *p = (plan *)calloc(1, sizeof *p);
     if (!p) return "out of memory";
     p->shape = c;
@@ -385,20 +397,31 @@ static plan *find(const lt *l, const lt_call *c)
  */
 
 /* y = sums * x_scale * w_scale (+ bias); four columns a thread. */
-static __global__ void lt_scale_kernel(const int4 *sums, const float *x_scale, const float *w_scale,
+static __device__ __forceinline__ float4 lt_sums(int4 v)
+{
+    return make_float4((float)v.x, (float)v.y, (float)v.z, (float)v.w);
+}
+static __device__ __forceinline__ float4 lt_sums(float4 v)
+{
+    return v;
+}
+template <class S>
+static __global__ void lt_scale_kernel(const S *sums, const float *x_scale, const float *w_scale,
                                        const float *bias, gpu_x y, int64_t ldy, int64_t rows, int N)
 {
     const int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;
+    pdl_go();
+    pdl_wait();
     if (i >= rows * (N / 4)) return;
     const int64_t m = i / (N / 4);
     const int n = (int)(i % (N / 4)) * 4;
-    const int4 s = sums[i];
+    const float4 s = lt_sums(sums[i]);
     const float4 w = *(const float4 *)(w_scale + n);
     float4 b = {0, 0, 0, 0};
     if (bias) b = *(const float4 *)(bias + n);
     const float by = x_scale[m];
-    const float v[4] = {fmaf((float)s.x * by, w.x, b.x), fmaf((float)s.y * by, w.y, b.y),
-                        fmaf((float)s.z * by, w.z, b.z), fmaf((float)s.w * by, w.w, b.w)};
+    const float v[4] = {fmaf(s.x * by, w.x, b.x), fmaf(s.y * by, w.y, b.y),
+                        fmaf(s.z * by, w.z, b.z), fmaf(s.w * by, w.w, b.w)};
     for (int j = 0; j < 4; j++)
         put_lane(y, m * ldy + n + j, v[j]);
 }
@@ -418,21 +441,28 @@ static unsigned blocks_of(int64_t n)
     return (unsigned)((n + 255) / 256);
 }
 
-static const char *run_int8(lt *l, plan *p, const lt_call *call)
+static const char *run_apart(lt *l, plan *p, const lt_call *call)
 {
-    const int64_t chunk = chunk_of(l, call);
+    const int64_t chunk = chunk_of(l, &p->shape);
     for (int64_t m = 0; m < call->M; m += chunk) {
         lt_call c = *call;
         c.M = call->M - m < chunk ? call->M - m : chunk;
         c.x = (const uint8_t *)call->x + m * c.ldx;
         cublasStatus_t rc = address(l, p, &c);
         if (rc == CUBLAS_STATUS_SUCCESS)
-            rc = multiply(l, p, &c, &p->algo, l->work, library_work(l, &c), library_bytes(l, &c));
+            rc = multiply(l, p, &c, &p->algo, l->work, library_work(l, &p->shape),
+                          library_bytes(l, &p->shape));
         if (rc != CUBLAS_STATUS_SUCCESS) return say(l, "launch", &c, l->f.GetStatusString(rc));
         gpu_x y = {(uint8_t *)c.y + m * c.ldy * (c.y_bf16 ? 2 : 4), c.y_bf16 ? GPU_BF16 : GPU_F32};
-        const char *why = LAUNCH(lt_scale_kernel, blocks_of(c.M * (c.N / 4)), 256, 0, c.stream,
-                                 (const int4 *)l->work, c.x_scale + m, c.w_scale, c.bias, y, c.ldy,
-                                 c.M, (int)c.N);
+        const unsigned blocks = blocks_of(c.M * (c.N / 4));
+        const float *by = c.x_scale + m;
+        const char *why = c.kind == LT_INT8
+                              ? LAUNCH_EARLY(lt_scale_kernel<int4>, blocks, 256, 0, c.stream,
+                                             (const int4 *)l->work, by, c.w_scale, c.bias, y, c.ldy,
+                                             c.M, (int)c.N)
+                              : LAUNCH_EARLY(lt_scale_kernel<float4>, blocks, 256, 0, c.stream,
+                                             (const float4 *)l->work, by, c.w_scale, c.bias, y,
+                                             c.ldy, c.M, (int)c.N);
         if (why) return why;
     }
     return NULL;
@@ -443,7 +473,7 @@ extern "C" const char *lt_run(lt *l, const lt_call *c)
     const char *why = refuse(l, c);
     plan *p = why ? NULL : find(l, c);
     if (!p) return say(l, "launch", c, why ? why : "not planned");
-    if (c->kind == LT_INT8) return run_int8(l, p, c);
+    if (apart(&p->shape)) return run_apart(l, p, c);
     cublasStatus_t rc = address(l, p, c);
     if (rc == CUBLAS_STATUS_SUCCESS) rc = multiply(l, p, c, &p->algo, c->y, l->work, l->work_bytes);
     if (rc != CUBLAS_STATUS_SUCCESS) return say(l, "launch", c, l->f.GetStatusString(rc));

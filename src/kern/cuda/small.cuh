@@ -197,8 +197,7 @@ static __device__ __forceinline__ void small_finish(const small_args &p, const s
         float sum[count];
         ptx_mbar_wait(bar.sum_full + d * 8, parity);
         small_add<W, C, T>(parts + d * S::part_floats * 4, my, sum);
-        __syncwarp();
-        if (lane == 0) ptx_mbar_arrive(bar.sum_empty + d * 8);
+        ptx_mbar_arrive(bar.sum_empty + d * 8);
         const uint32_t far_at = far_sums + (d * others * S::tile_floats + my.at()) * 4;
         if (t.rank != 0) {
             ptx_mbar_wait(bar.far_empty + d * 8, parity ^ 1);
@@ -343,8 +342,7 @@ small_multiply(const small_args &p, const small_task &t, float *parts, uint32_t 
         if (k < T) my[k * SMALL_ROWS + r] = tot.at(0), my[k * SMALL_ROWS + r + 8] = tot.at(2);
         if (k + 1 < T)
             my[(k + 1) * SMALL_ROWS + r] = tot.at(1), my[(k + 1) * SMALL_ROWS + r + 8] = tot.at(3);
-        __syncwarp();
-        if (lane == 0) ptx_mbar_arrive(bar.sum_full + d * 8);
+        ptx_mbar_arrive(bar.sum_full + d * 8);
     }
 }
 
@@ -365,8 +363,8 @@ static __device__ __forceinline__ small_bars small_set_bars(uint32_t at, bool on
     }
 #pragma unroll
     for (int i = 0; i < S::sums; i++) {
-        ptx_mbar_init(bar.sum_full + i * 8, C::warps);
-        ptx_mbar_init(bar.sum_empty + i * 8, 1);
+        ptx_mbar_init(bar.sum_full + i * 8, C::warps * 32);
+        ptx_mbar_init(bar.sum_empty + i * 8, 32);
         ptx_mbar_init(bar.far_full + i * 8, 1);
         ptx_mbar_init(bar.far_empty + i * 8, 1);
     }
