@@ -140,12 +140,14 @@ static uint64_t logits_bytes(const engine *en)
 }
 
 /* What weights, workspace and pool may take together. On a GPU the fraction is that of weights and
- * pool, and what else there is must hold the workspace. */
+ * pool, and what else there is must hold the workspace and graphs. */
 static uint64_t budget_of(const engine *en, uint64_t available, uint64_t workspace)
 {
     const uint64_t some = (uint64_t)((double)available * en->o.mem_fraction);
+    const uint64_t graphs = en->info.graph_bytes,
+                   most = available > graphs ? available - graphs : 0;
     if (!en->dev->be) return some;
-    return some + workspace < available ? some + workspace : available;
+    return some + workspace < most ? some + workspace : most;
 }
 
 /* Pool: what the options ask for, at most what the budget leaves. */
