@@ -1,7 +1,7 @@
 /* Products of many rows by cuBLASLt (lt.h) on a device: bf16, and W8A8 in e4m3 and int8.
  *   check   every kind against float64: random codes, poisoned output
- *   time    shapes of an 8B model, M = 64, 128, 1024, 2048: CUDA graphs of launches over enough copies
- *           of the weight that none is found in the L2, median of replays; with the library's first
+ *   time    shapes of an 8B model, M = 64, 128, 1024, 2048: CUDA graphs of launches over enough
+ * copies of the weight that none is found in the L2, median of replays; with the library's first
  *           choice and with the fastest of its candidates
  * Without an argument both. Exit 1 when a result is wrong. */
 #include "kern/cuda/lt.h"

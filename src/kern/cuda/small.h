@@ -76,8 +76,8 @@ typedef struct small_call {
 } small_call;
 /* NULL = launched; else why not ("K = 96 is not a multiple of 128", or CUDA's own words). */
 const char *small_run(const small_call *c);
-/* How a product is divided on this device: "6 stages of 16 units, K over 2 blocks"; "none": refused.
- * Good until the next call of the same thread. */
+/* How a product is divided on this device: "6 stages of 16 units, K over 2 blocks"; "none":
+ * refused. Good until the next call of the same thread. */
 const char *small_entry(small_format f, int N, int K, int M);
 
 #ifdef __cplusplus

@@ -675,7 +675,7 @@ static void packed_choice(const gpu_linear *l, int bucket, kern_choice *out)
     if (bucket < 2 && !p->expert)
         snprintf(out->plan, sizeof out->plan, "built in: %s",
                  l->dev->api->small_entry(p->part[0].format, (int)p->part[0].N, (int)l->K,
-                                        bucket ? SMALL_MAX_M : 1));
+                                          bucket ? SMALL_MAX_M : 1));
 }
 
 /* ---- running ------------------------------------------------------------------------------------
@@ -882,9 +882,9 @@ static const char *no_small(const gpu_dev *g, const kern_linear_desc *d)
     const char *why = d->expert ? "an expert" : plan(d, true, &p);
     for (int i = 0; !why && i < p.n; i++)
         for (int m = 1; m <= SMALL_MAX_M && !why; m += 7)
-            if (!strcmp(g->api->small_entry(p.part[i].format, (int)p.part[i].N,
-                                            (int)d->shard[0]->K, m),
-                        "none"))
+            if (!strcmp(
+                    g->api->small_entry(p.part[i].format, (int)p.part[i].N, (int)d->shard[0]->K, m),
+                    "none"))
                 why = "K does not fit shared memory";
     return why;
 }
