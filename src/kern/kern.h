@@ -46,6 +46,7 @@ typedef struct kern_dev {
     const struct kern_backend *be; /* NULL on the CPU */
     uint64_t memory_bytes;         /* free when it was opened; 0 on the CPU: ask the machine */
     int page_tokens;               /* of the KV pages that its fast kernels want; 0 = any */
+    int share_pages;               /* kern_share's `least` that pays in attention; 0 = never does */
     struct kern_ranks *ranks;      /* NULL where it is alone */
     int rank;
 } kern_dev;
@@ -235,13 +236,12 @@ typedef struct kern_seq { /* one sequence of the step */
     const int32_t *pages; /* page table, ceil(kv_len/page_tokens) entries */
 } kern_seq;
 
-/* Sequences of one new row that have the same first pages, KERN_SHARE_PAGES or more, none of them
- * the last: groups of 2 to `most` of them. group(arg, seq, n, pages) is told of each; returns how
- * many there are. */
-#define KERN_SHARE_PAGES 8
+/* Sequences of one new row that have the same first pages, `least` or more, none of them the last:
+ * groups of 2 to `most` of them. group(arg, seq, n, pages) is told of each; returns how many there
+ * are. least 0: none. */
 typedef void kern_share_fn(void *arg, const int32_t *seq, int n, int pages);
-int kern_share(const kern_seq *seqs, int n, int page_tokens, int most, kern_share_fn *group,
-               void *arg);
+int kern_share(const kern_seq *seqs, int n, int page_tokens, int least, int most,
+               kern_share_fn *group, void *arg);
 
 /* k,v [T, Hk*D] with row strides; slot[t] = page*page_tokens + offset. Returns how many elements
  * were clipped to the largest finite value (fp8), summed over K and V. */

@@ -42,17 +42,26 @@ static int tell(const member *m, int n, int pages, int most, kern_share_fn *grou
     return told;
 }
 
-int kern_share(const kern_seq *seqs, int n, int page_tokens, int most, kern_share_fn *group,
-               void *arg)
+/* Pages that can be shared, where they are enough; else 0. */
+static int candidate(const kern_seq *s, int page_tokens, int least)
+{
+    int pages = s->kv_len > 0 ? (s->kv_len - 1) / page_tokens : 0;
+    return s->n_rows == 1 && s->pages && pages >= least ? pages : 0;
+}
+
+int kern_share(const kern_seq *seqs, int n, int page_tokens, int least, int most,
+               kern_share_fn *group, void *arg)
 {
     int members = 0, groups = 0;
-    if (n < 2 || page_tokens < 1 || most < 2 || most > 64) return 0;
-    member *m = xmalloc(sizeof *m * (size_t)n);
+    if (page_tokens < 1 || least < 1 || most < 2 || most > 64) return 0;
+    for (int i = 0; i < n; i++)
+        members += candidate(&seqs[i], page_tokens, least) > 0;
+    if (members < 2) return 0;
+    member *m = xmalloc(sizeof *m * (size_t)members);
+    members = 0;
     for (int i = 0; i < n; i++) {
-        const kern_seq *s = &seqs[i];
-        int pages = s->kv_len > 0 ? (s->kv_len - 1) / page_tokens : 0;
-        if (s->n_rows == 1 && s->pages && pages >= KERN_SHARE_PAGES)
-            m[members++] = (member){s->pages, pages, i};
+        const int pages = candidate(&seqs[i], page_tokens, least);
+        if (pages) m[members++] = (member){seqs[i].pages, pages, i};
     }
     qsort(m, (size_t)members, sizeof *m, before);
     for (int first = 0, end; first < members; first = end) {
@@ -60,7 +69,7 @@ int kern_share(const kern_seq *seqs, int n, int page_tokens, int most, kern_shar
         for (end = first + 1; end < members; end++) {
             int with = alike(&m[end - 1], &m[end]), k = end - first;
             if (with > pages) with = pages;
-            if (with < KERN_SHARE_PAGES || (k > 1 && k * with < (k - 1) * pages)) break;
+            if (with < least || (k > 1 && k * with < (k - 1) * pages)) break;
             pages = with;
         }
         if (end - first > 1) groups += tell(m + first, end - first, pages, most, group, arg);

@@ -1,10 +1,9 @@
 /* Steps by name. A device that writes a step down (kern_step_begin) can run it again when only the
  * contents of its arrays differ: one new token for each of B sequences, the usual step of a server.
  * B is rounded up to one of few sizes with rows of no sequence (token 0, slot -1, cache length 0,
- * state -1), lengths are rounded up to a power of two, steps whose
- * sequences share pages have names of their own, and the arrays are copied to where they lie
- * every time. Steps with prompts in them, taps, or rotary tables that depend on the length have no
- * name. */
+ * state -1), lengths are rounded up to a power of two, steps whose sequences share pages have names
+ * of their own, and the arrays are copied to where they lie every time. Steps with prompts in them,
+ * taps, or rotary tables that depend on the length have no name. */
 #include "model/model_internal.h"
 #include <stdlib.h>
 #include <string.h>
@@ -95,7 +94,9 @@ uint64_t model__bucket(model *m, const batch *b, batch *out)
         out->slot[g] = m->pad.slot[g];
         out->seqs[g] = m->pad.seqs[g];
     }
-    bool share = kern_share(b->seqs[0], b->n_seqs, m->dev->page_tokens, 2, NULL, NULL) > 0;
+    const kern_dev *d = m->dev;
+    bool share =
+        kern_share(b->seqs[0], b->n_seqs, d->page_tokens, d->share_pages, 2, NULL, NULL) > 0;
     return (uint64_t)(b->tops != NULL) << 63 | (uint64_t)share << 62 | (uint64_t)T << 32 |
            (uint64_t)kern_len_bucket(len);
 }

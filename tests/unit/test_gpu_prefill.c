@@ -380,6 +380,8 @@ static void decode(void **state)
     }
 }
 
+#define SHARED_LEAST 8 /* pages */
+
 typedef struct found {
     gpu_group groups[MAX_SEQS];
     int32_t shared[MAX_SEQS];
@@ -442,7 +444,8 @@ static void shared(void **state)
             shared_by = NULL;
             for (int k = 0, n = 0; k < c->n; k++)
                 if (c->seqs[k].len) seqs[k] = s.seqs[n++];
-            int n = kern_share(seqs, c->n, KV_PLACE_TOKENS, GPU_GROUP_SEQS, find_group, &f);
+            int n = kern_share(seqs, c->n, KV_PLACE_TOKENS, SHARED_LEAST, GPU_GROUP_SEQS,
+                               find_group, &f);
             assert_int_equal(n, f.n);
             assert_int_equal(n, shared_rows[i].by.groups);
             s.gpu.seqs.n_groups = n ? n + 2 : 0;
@@ -477,15 +480,15 @@ static void groups(void **state)
     found f = {0};
     /* 0 and 2 have thirty, with 1 and 3 twelve: two pairs save more than one group of four. 8 has
      * six of 7 but its last. */
-    assert_int_equal(kern_share(seqs, N, 32, GPU_GROUP_SEQS, find_group, &f), 3);
+    assert_int_equal(kern_share(seqs, N, 32, SHARED_LEAST, GPU_GROUP_SEQS, find_group, &f), 3);
     static const int32_t want[N] = {30, 12, 30, 12, 20, 20, 0, 0, 0};
     for (int i = 0; i < N; i++)
         assert_int_equal(f.shared[i], want[i]);
     seqs[4].n_rows = 2; /* a prompt */
     memset(&f, 0, sizeof f);
-    assert_int_equal(kern_share(seqs, N, 32, 2, find_group, &f), 2);
+    assert_int_equal(kern_share(seqs, N, 32, SHARED_LEAST, 2, find_group, &f), 2);
     assert_int_equal(f.shared[5], 0);
-    assert_int_equal(kern_share(seqs, 1, 32, GPU_GROUP_SEQS, NULL, NULL), 0);
+    assert_int_equal(kern_share(seqs, 1, 32, SHARED_LEAST, GPU_GROUP_SEQS, NULL, NULL), 0);
 }
 
 /* The operator, whatever kernels it takes. */

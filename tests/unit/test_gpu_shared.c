@@ -5,7 +5,7 @@
 #include "kern/gpu/gpu.h"
 #include "kern/kern.h"
 
-enum { N = 6, H = 8, HK = 2, D = 64, TOKENS = 32, PAGES = 120, MAX = 20, LD = HK * D };
+enum { N = 6, H = 8, HK = 2, D = 64, TOKENS = 32, PAGES = 120, MAX = 20, LEAST = 8, LD = HK * D };
 
 static const char *device = "emulated";
 
@@ -35,6 +35,7 @@ static side open_side(const char *where, kern_kv_type type, float *k, float *v, 
     side s = {0};
     const kern_opts o = {.device = where, .threads = 1};
     CHECK_OK(kern_open(&s.dev, &o, &e));
+    if (s.dev->share_pages) s.dev->share_pages = LEAST;
     CHECK_OK(kern_reserve_attention(s.dev, PAGES * TOKENS, H, D, &e));
     size_t page = kern_kv_page_bytes(type, HK, D, 0, TOKENS);
     void *base = NULL;
@@ -116,7 +117,7 @@ static void shared(void **state)
                                                          : (p * N + i + r) % PAGES;
                 seqs[i] = (kern_seq){i, 1, rounds[r].len[i], table[i]};
             }
-            int groups = kern_share(seqs, N, TOKENS, GPU_GROUP_SEQS, NULL, NULL);
+            int groups = kern_share(seqs, N, TOKENS, LEAST, GPU_GROUP_SEQS, NULL, NULL);
             assert_int_equal(groups, rounds[r].groups);
             step(&cpu, seqs, 0);
             step(&gpu, seqs, groups ? 2 : 1);

@@ -226,10 +226,12 @@ static void test_open(void **state)
     unlink(table);
     tuned_open(&t, &f);
     const int shipped = t.n;
-    assert_true(shipped > 900);
-    for (int i = 0; i < t.n; i++) /* nothing is there twice */
+    assert_true(shipped >= 30);
+    for (int i = 0; i < t.n; i++) { /* nothing is there twice, nothing that was not measured */
         assert_ptr_equal(tuned_find(&t, t.v[i].op, t.v[i].format, t.v[i].N, t.v[i].K, t.v[i].M),
                          &t.v[i]);
+        assert_true(t.v[i].us > 0);
+    }
     tuned_free(&t);
     put_table(text, sizeof text - 1);
     tuned_open(&t, &f);

@@ -396,7 +396,6 @@ static plan *find(const lt *l, const lt_call *c)
 /* ---- what the library leaves undone -------------------------------------------------------------
  */
 
-/* y = sums * x_scale * w_scale (+ bias); four columns a thread. */
 static __device__ __forceinline__ float4 lt_sums(int4 v)
 {
     return make_float4((float)v.x, (float)v.y, (float)v.z, (float)v.w);
@@ -405,6 +404,7 @@ static __device__ __forceinline__ float4 lt_sums(float4 v)
 {
     return v;
 }
+/* y = sums * x_scale * w_scale (+ bias); four columns a thread. */
 template <class S>
 static __global__ void lt_scale_kernel(const S *sums, const float *x_scale, const float *w_scale,
                                        const float *bias, gpu_x y, int64_t ldy, int64_t rows, int N)

@@ -9,7 +9,7 @@
  * before.
  *
  *   Q  [D/64][128 rows][64 lanes]  rows of 128 bytes, 16-byte pieces at number ^ row%8
- *   K  [D/64][128 keys][64 lanes]  alike; token t of a page is row 8(t%8/2)+4(t/16)+2(t/8%2)+t%2
+ *   K  [D/64][128 keys][64 lanes]  alike; token t of a page is row kv_place_token(t)
  *   V  [2][D][64 keys]             alike, a row is a lane of the head; keys as pages have them
  *
  * So columns of S are keys in the order in which pages have V, and the registers of S are P's
@@ -55,11 +55,6 @@ template <class S> static __device__ __forceinline__ prefill90_bars prefill90_ba
 }
 enum { PREFILL90_CARRIERS = 1, PREFILL90_TURN = 2 }; /* named barriers; a turn of each half */
 
-/* Row of K, as wgmma sees it, of token t of a page. */
-static __device__ __forceinline__ int prefill90_row(int t)
-{
-    return 8 * (t % 8 / 2) + 4 * (t / 16) + 2 * (t / 8 % 2) + t % 2;
-}
 /* Byte of piece number p (of 8 lanes) of a row. */
 static __device__ __forceinline__ uint32_t prefill90_at(int row, int p)
 {
@@ -143,7 +138,7 @@ template <int D> struct prefill90_copy {
     __device__ __forceinline__ prefill90_copy(void)
     {
         const int i = (int)threadIdx.x, t = i / pieces, x = i / 4;
-        k_to = prefill90_at(prefill90_row(t), i % pieces ^ kv_turn(2, D, t));
+        k_to = prefill90_at(kv_place_token(t), i % pieces ^ kv_turn(2, D, t));
         /* Eight lanes side by side write to all banks. */
         const int d = x % 2 * 4 + x / 2 % 4 + x / 8 * 8;
         v_to = prefill90_at(d, i % 4);
@@ -203,7 +198,7 @@ template <int D> struct prefill90_widen {
     __device__ __forceinline__ prefill90_widen(void)
     {
         const int i = (int)threadIdx.x, t = i / pieces, y = i / 2;
-        k_to = prefill90_at(prefill90_row(t), 2 * (i % pieces) ^ kv_turn(1, D, t));
+        k_to = prefill90_at(kv_place_token(t), 2 * (i % pieces) ^ kv_turn(1, D, t));
         /* Eight lanes side by side write to all banks. */
         const int d = y % 2 + y / 2 % 2 * 4 + y / 4 % 2 * 2 + y / 8 * 8;
         v_to = prefill90_at(d, 2 * (i % 2));

@@ -49,27 +49,6 @@ static slim_args args_of(const rows_call *c, slim_plan p, const slim_mem &mem)
     return a;
 }
 
-/* Blocks, or clusters, that work side by side, one a multiprocessor; takes the attribute of
- * clusters in. */
-static cudaError_t room(slim_fn *kernel, cudaLaunchConfig_t *cfg, int split, int *most)
-{
-    int device = 0, sms = 0, held = 0;
-    cudaError_t rc = cudaGetDevice(&device);
-    if (rc == cudaSuccess)
-        rc = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
-    if (rc == cudaSuccess) rc = stream_alone(kernel, cfg);
-    *most = sms / split;
-    if (rc != cudaSuccess || split == 1) return rc;
-    cfg->attrs[0].id = cudaLaunchAttributeClusterDimension;
-    cfg->attrs[0].val.clusterDim.x = (unsigned)split;
-    cfg->attrs[0].val.clusterDim.y = cfg->attrs[0].val.clusterDim.z = 1;
-    cfg->numAttrs = 1;
-    cfg->gridDim = dim3((unsigned)(*most * split));
-    rc = cudaOccupancyMaxActiveClusters(&held, kernel, cfg);
-    if (held < *most) *most = held;
-    return rc;
-}
-
 extern "C" const char *slim_run_as(const rows_call *c, slim_plan p)
 {
     const char *why = slim_refuse_call(c, p);
@@ -85,7 +64,7 @@ extern "C" const char *slim_run_as(const rows_call *c, slim_plan p)
     cfg.dynamicSmemBytes = mem.end;
     cfg.stream = (cudaStream_t)c->stream;
     cfg.attrs = at;
-    cudaError_t rc = room(kernel, &cfg, p.split, &most);
+    cudaError_t rc = alone_take(kernel, p.split, &cfg, &most);
     if (rc != cudaSuccess) return cudaGetErrorString(rc);
     if (most < 1) return "no block of this size fits the device";
     /* The same number of tiles for every block, as far as it goes. */

@@ -5,8 +5,7 @@
  * warp adds them up and writes y.
  *
  * Weights do not depend on the kernel before: the rings fill in front of the wait for it. A block
- * takes at most half of a multiprocessor's shared memory and registers where that can be had; then
- * the next kernel starts beside it and fills its rings while this one ends.
+ * has a multiprocessor for itself (alone.cuh).
  *
  * Places of numbers in shared memory, the order of terms of a sum, and how codes become bf16 are
  * those of rows.cuh: pieces of 16 bytes of row r stand at place number ^ r%8; a slice of x is
@@ -391,7 +390,7 @@ static __device__ __forceinline__ void slim_finish(const slim_args &p, const sli
 /* ---- the kernel ---------------------------------------------------------------------------------
  */
 template <class W, int DEPTH, bool BLOCK>
-__global__ void __launch_bounds__((SLIM_WARPS + 1) * 32, 2)
+__global__ void __launch_bounds__((SLIM_WARPS + 1) * 32, 1)
     slim_kernel(const __grid_constant__ slim_args p)
 {
     extern __shared__ __align__(1024) uint8_t smem[];

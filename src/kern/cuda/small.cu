@@ -93,20 +93,12 @@ static const entry *find(small_format f, int K, int M)
     return NULL;
 }
 
-static cudaError_t count_sms(int *sms)
-{
-    int device = 0;
-    cudaError_t rc = cudaGetDevice(&device);
-    return rc == cudaSuccess ? cudaDeviceGetAttribute(sms, cudaDevAttrMultiProcessorCount, device)
-                             : rc;
-}
-
 extern "C" const char *small_entry(small_format f, int N, int K, int M)
 {
     static thread_local char text[96];
     const entry *e = find(f, K, M);
     int sms = 0;
-    if (!e || count_sms(&sms) != cudaSuccess) return "none";
+    if (!e || alone_sms(&sms) != cudaSuccess) return "none";
     const division d = divide(e, N, K, sms);
     if (!d.stages) return "none";
     snprintf(text, sizeof text, "%d stages of %d units, K over %d block%s", d.stages, e->chunk,
@@ -147,7 +139,7 @@ static const char *refuse(const small_call *c, int sms, division *d)
 extern "C" const char *small_run(const small_call *c)
 {
     int sms = 0;
-    cudaError_t rc = count_sms(&sms);
+    cudaError_t rc = alone_sms(&sms);
     if (rc != cudaSuccess) return cudaGetErrorString(rc);
     division d = {};
     if (refuse(c, sms, &d)) return why;
@@ -158,16 +150,10 @@ extern "C" const char *small_run(const small_call *c)
     cfg.dynamicSmemBytes = (size_t)d.smem;
     cfg.stream = (cudaStream_t)c->stream;
     cfg.attrs = at;
-    rc = stream_alone(d.e->kernel, &cfg);
+    int most = 0;
+    rc = alone_take(d.e->kernel, d.split, &cfg, &most);
     if (rc != cudaSuccess) return cudaGetErrorString(rc);
-    int most = sms;
-    if (d.split > 1) {
-        at[cfg.numAttrs].id = cudaLaunchAttributeClusterDimension;
-        at[cfg.numAttrs].val.clusterDim.x = (unsigned)d.split;
-        at[cfg.numAttrs].val.clusterDim.y = at[cfg.numAttrs].val.clusterDim.z = 1;
-        cfg.numAttrs++;
-        most = sms / d.split;
-    }
+    if (most < 1) return "no block of this size fits the device";
     const int tiles = c->N / SMALL_ROWS, each = (tiles + most - 1) / most;
     cfg.gridDim = dim3((unsigned)((tiles + each - 1) / each * d.split));
     if (c->pdl) {

@@ -192,6 +192,13 @@ static bool widens(const dense_part *p)
     return p->format != ROWS_BF16 && !p->act.quant;
 }
 
+static bool widens_some(const dense *o)
+{
+    for (int i = 0; i < o->n; i++)
+        if (widens(&o->part[i])) return true;
+    return false;
+}
+
 static lt_call call_of(const dense_part *p, int64_t K)
 {
     lt_call c = {.kind = widens(p)                 ? LT_BF16
@@ -284,9 +291,7 @@ static bool dense_late(const gpu_dev *g, const kern_linear_desc *d)
     dense o = {0};
     int of[KERN_MAX_SHARDS];
     cut(d, &o, of);
-    for (int i = 0; i < o.n; i++)
-        if (widens(&o.part[i])) return true;
-    return lt_can(g, d) != NULL;
+    return widens_some(&o) || lt_can(g, d) != NULL;
 }
 
 /* ---- making -------------------------------------------------------------------------------------
@@ -374,7 +379,7 @@ static int make_part(gpu_dev *g, dense_part *p, const kern_linear_desc *d, const
 {
     int rc = 0;
     const size_t row = (size_t)l->K * element(p->format);
-    room_of(g);
+    room_of(g); /* tells gpu__dense_reserve that there are such linears */
     TRY(gpu__device_alloc(g, &p->w, row * (size_t)p->N + 64, e));
     char *at = p->w;
     for (int i = 0; i < d->n_shards; i++) {
@@ -553,13 +558,6 @@ static void rows_part(gpu_dev *g, gpu_op op, const dense_part *p, const dense_in
     } else
         c.row_scale = in->scale;
     gpu__push(g, op, &c, sizeof c);
-}
-
-static bool widens_some(const dense *o)
-{
-    for (int i = 0; i < o->n; i++)
-        if (widens(&o->part[i])) return true;
-    return false;
 }
 
 static bool has_room(gpu_dev *g, const gpu_linear *l)

@@ -86,7 +86,7 @@ static void widest(int64_t *k, int64_t K)
 
 static void need_piece(const gpu_dev *g, kern_forecast *f, int64_t N, int64_t K)
 {
-    const size_t need = (size_t)(gpu__lt_piece_rows(g, N, K) * K) * 2;
+    const size_t need = gpu__lt_piece_bytes(g, N, K);
     if (need > f->piece) f->piece = need;
 }
 

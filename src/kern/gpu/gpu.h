@@ -38,7 +38,7 @@ typedef struct gpu_input {
     gpu_input_kind kind;
     const void *host; /* bytes, or kern_seq [n] */
     int64_t n;
-    int page_tokens, max_pages; /* SEQS */
+    int page_tokens, max_pages, share_pages; /* SEQS */
     unsigned char *stage, *dev;
     gpu_seqs seqs;
 } gpu_input;

@@ -255,6 +255,7 @@ static const gpu_layout layout_panels = {.name = "panels",
 
 const gpu_layout *const gpu_layouts[] = {&gpu__layout_dense, &gpu__layout_packed, &layout_panels};
 const int gpu_n_layouts = sizeof gpu_layouts / sizeof *gpu_layouts;
+enum { MOST_LAYOUTS = sizeof gpu_layouts / sizeof *gpu_layouts };
 
 /* ---- choosing -----------------------------------------------------------------------------------
  */
@@ -289,16 +290,22 @@ static void note_all(kern_choice choice[KERN_BUCKETS], const char *who, const ch
         note(choice[b].refused, sizeof choice[b].refused, who, why);
 }
 
-/* Layout number i of those that are asked for this weight. */
-static const gpu_layout *in_order(const gpu_dev *g, const kern_linear_desc *d, int i)
+/* The layouts in the order in which they are asked for this weight: late ones behind the others,
+ * the last one last. */
+static void in_order(const gpu_dev *g, const kern_linear_desc *d, const gpu_layout *out[])
 {
-    for (int late = 0; late < 2; late++)
-        for (int j = 0; j < gpu_n_layouts - 1; j++) {
-            const gpu_layout *y = gpu_layouts[j];
-            const bool is = y->late && !y->refuse(g, d) && y->late(g, d);
-            if (is == late && i-- == 0) return y;
-        }
-    return gpu_layouts[gpu_n_layouts - 1];
+    const gpu_layout *late[MOST_LAYOUTS];
+    int n = 0, n_late = 0;
+    for (int i = 0; i < gpu_n_layouts - 1; i++) {
+        const gpu_layout *y = gpu_layouts[i];
+        if (y->late && !y->refuse(g, d) && y->late(g, d))
+            late[n_late++] = y;
+        else
+            out[n++] = y;
+    }
+    for (int i = 0; i < n_late; i++)
+        out[n++] = late[i];
+    out[n] = gpu_layouts[gpu_n_layouts - 1];
 }
 
 /* The first layout that takes it. One may find out only from the numbers that it does not hold
@@ -306,8 +313,10 @@ static const gpu_layout *in_order(const gpu_dev *g, const kern_linear_desc *d, i
 static int choose(gpu_dev *g, const kern_linear_desc *d, gpu_linear *l,
                   kern_choice choice[KERN_BUCKETS], err *e)
 {
+    const gpu_layout *order[MOST_LAYOUTS];
+    in_order(g, d, order);
     for (int i = 0; i < gpu_n_layouts; i++) {
-        const gpu_layout *y = in_order(g, d, i);
+        const gpu_layout *y = order[i];
         if (g->only && y != g->only && i < gpu_n_layouts - 1) continue;
         const char *why = y->refuse(g, d);
         if (why) note_all(choice, y->name, why);
@@ -330,8 +339,10 @@ const gpu_layout *gpu__layout_for(gpu_dev *g, const kern_linear_desc *d)
 {
     gpu_linear l = {0};
     kern_choice choice[KERN_BUCKETS] = {0};
+    const gpu_layout *order[MOST_LAYOUTS];
+    in_order(g, d, order);
     for (int i = 0; i < gpu_n_layouts - 1; i++) {
-        const gpu_layout *y = in_order(g, d, i);
+        const gpu_layout *y = order[i];
         if (!y->refuse(g, d) && rows_for(g, y, d, &l, choice)) return y;
     }
     return gpu_layouts[gpu_n_layouts - 1];

@@ -95,6 +95,11 @@ int64_t gpu__lt_piece_rows(const gpu_dev *g, int64_t N, int64_t K)
     return rows < N ? rows : N;
 }
 
+size_t gpu__lt_piece_bytes(const gpu_dev *g, int64_t N, int64_t K)
+{
+    return (size_t)(gpu__lt_piece_rows(g, N, K) * K) * 2;
+}
+
 const char *gpu__lt_plan_pieces(gpu_dev *g, int64_t N, int64_t K, bool bias)
 {
     const int64_t rows = gpu__lt_piece_rows(g, N, K), rest = N % rows;
@@ -106,7 +111,7 @@ const char *gpu__lt_plan_pieces(gpu_dev *g, int64_t N, int64_t K, bool bias)
 
 void gpu__lt_need_pieces(gpu_dev *g, int64_t N, int64_t K)
 {
-    const size_t need = (size_t)(gpu__lt_piece_rows(g, N, K) * K) * 2;
+    const size_t need = gpu__lt_piece_bytes(g, N, K);
     if (need > room_of(g)->piece_need) g->lt->piece_need = need;
 }
 

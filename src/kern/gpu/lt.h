@@ -20,6 +20,7 @@ void gpu__lt_push(gpu_dev *g, const lt_call *c);
 
 /* Rows of a piece; only the last has fewer. */
 int64_t gpu__lt_piece_rows(const gpu_dev *g, int64_t N, int64_t K);
+size_t gpu__lt_piece_bytes(const gpu_dev *g, int64_t N, int64_t K);
 /* A linear with such a weight was made; gpu__lt_reserve finds the room once all are. */
 void gpu__lt_need_pieces(gpu_dev *g, int64_t N, int64_t K);
 int gpu__lt_reserve(gpu_dev *g, err *e);

@@ -13,6 +13,11 @@
 /* ---- the plug-in --------------------------------------------------------------------------------
  */
 
+/* Sequences that share a prefix read it from the L2 as long as that holds it, which costs less than
+ * attending to it apart and merging (bench/NOTES.md); a model of 8 KV heads of 128 lanes fills 50
+ * MB with 12 thousand tokens of a layer. */
+#define SHARE_PAGES 512
+
 /* Folders that may hold it, from that of the program: beside it, build/ seen from a test program,
  * lib/tare of an installation. */
 static const char *const places[] = {"", "../", "../../", "../lib/tare/"};
@@ -122,6 +127,7 @@ int kern__gpu_open(kern_dev **out, const kern_opts *o, err *e)
     g->pub.team = g->host->team;
     g->pub.memory_bytes = g->facts.free_bytes;
     g->pub.page_tokens = 32;
+    g->pub.share_pages = g->facts.emulated ? 8 : SHARE_PAGES;
     *out = &g->pub;
     g = NULL;
 out:

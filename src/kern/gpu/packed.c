@@ -16,7 +16,7 @@
 
 #define MOST_ROWS 4096 /* of one product of wide */
 #define COPY_ROWS 512  /* of an input that is rearranged */
-#define LT_ROWS   2048 /* from which unpacking and cuBLASLt are faster than wide */
+#define LT_ROWS   4096 /* from which unpacking and cuBLASLt are faster than wide */
 
 /* ---- which format -------------------------------------------------------------------------------
  */
@@ -560,7 +560,7 @@ uint64_t gpu__packed_forecast(gpu_dev *g, const kern_linear_desc *d, kern_foreca
     for (int i = 0; i < p.n; i++) {
         part *one = &p.part[i];
         const qtensor *q = d->shard[one->shard0];
-        const size_t piece = (size_t)(gpu__lt_piece_rows(g, one->N, K) * K) * 2;
+        const size_t piece = gpu__lt_piece_bytes(g, one->N, K);
         becomes input = AS_IT_IS;
         if (by_rule(d, q)) rule_of(q, d->expert, &input);
         n += whole(small_packed_bytes(one->format, one->N, gpu__packed_k(K))) +
@@ -868,11 +868,10 @@ static void run_lt(gpu_dev *g, const gpu_linear *l, int bucket, const float *x, 
         if (!run_part_lt(g, l, &p->part[i], x, ldx, M, y, ldy))
             run_part(g, l, &p->part[i], x, ldx, M, y, ldy, true);
 }
-/* Tests have few rows. */
 static void run_wide_lt(gpu_dev *g, const gpu_linear *l, int bucket, const float *x, int64_t ldx,
                         int64_t M, float *y, int64_t ldy)
 {
-    const int64_t from = g->facts.emulated ? LT_ROWS / 32 : LT_ROWS;
+    const int64_t from = g->facts.emulated ? 64 : LT_ROWS; /* tests have few rows */
     (M >= from ? run_lt : run_wide)(g, l, bucket, x, ldx, M, y, ldy);
 }
 

@@ -72,8 +72,6 @@ static gpu_input *add_input(gpu_step *s, const gpu_input *in)
     return &s->inputs[s->n_inputs++];
 }
 
-/* Page tables are wide enough for lengths up to the next power of two; what a sequence does not
- * have is -1. */
 typedef struct staged_groups {
     gpu_group *groups;
     int32_t *shared;
@@ -89,6 +87,8 @@ static void stage_group(void *arg, const int32_t *seq, int n, int pages)
         g->seq[i] = seq[i], s->shared[seq[i]] = pages;
 }
 
+/* Page tables are wide enough for lengths up to the next power of two; what a sequence does not
+ * have is -1. */
 static void stage_seqs(const gpu_input *in, int64_t T)
 {
     const kern_seq *q = in->host;
@@ -112,7 +112,8 @@ static void stage_seqs(const gpu_input *in, int64_t T)
                             in->seqs.n_groups};
     memset(groups.shared, 0, (size_t)in->n * 4);
     memset(groups.groups, 0, sizeof(gpu_group) * (size_t)groups.room);
-    kern_share(q, (int)in->n, in->page_tokens, GPU_GROUP_SEQS, stage_group, &groups);
+    kern_share(q, (int)in->n, in->page_tokens, in->share_pages, GPU_GROUP_SEQS, stage_group,
+               &groups);
 }
 
 static void stage(const gpu_input *in, int64_t T)
@@ -150,8 +151,6 @@ static void measure(gpu_seqs *q, const kern_seq *seqs, int n, int page_tokens)
     }
     q->n = n;
     q->max_len = (int)kern_len_bucket(len);
-    /* In a graph there may be other groups the next time. */
-    q->n_groups = kern_share(seqs, n, page_tokens, GPU_GROUP_SEQS, NULL, NULL) ? n / 2 : 0;
     q->max_pages = page_tokens ? (q->max_len + page_tokens - 1) / page_tokens : 0;
 }
 
@@ -164,8 +163,16 @@ gpu_seqs gpu__seqs(gpu_dev *g, const kern_seq *seqs, int n, int page_tokens)
             s->inputs[i].page_tokens == page_tokens)
             return s->inputs[i].seqs;
     if (!s) return none;
-    gpu_input in = {.kind = GPU_IN_SEQS, .host = seqs, .n = n, .page_tokens = page_tokens};
+    const int least = g->pub.share_pages;
+    gpu_input in = {.kind = GPU_IN_SEQS,
+                    .host = seqs,
+                    .n = n,
+                    .page_tokens = page_tokens,
+                    .share_pages = least};
     measure(&in.seqs, seqs, n, page_tokens);
+    /* In a graph there may be other groups the next time. */
+    if (kern_share(seqs, n, page_tokens, least, GPU_GROUP_SEQS, NULL, NULL))
+        in.seqs.n_groups = n / 2;
     in.max_pages = in.seqs.max_pages;
     size_t ints = (size_t)n * (size_t)(3 + in.max_pages) + (size_t)s->T;
     if (in.seqs.n_groups) ints += (size_t)n + sizeof(gpu_group) / 4 * (size_t)in.seqs.n_groups;
