@@ -19,6 +19,17 @@
         }                                                                                          \
     } while (0)
 
+/* The first device and a stream of it; says so where there is none. */
+static inline bool open_device(const char *bench, cudaDeviceProp *p, cudaStream_t *st)
+{
+    if (cudaGetDeviceProperties(p, 0) != cudaSuccess) {
+        printf("%s: no CUDA device, nothing measured\n", bench);
+        return false;
+    }
+    CK(cudaStreamCreate(st));
+    return true;
+}
+
 static uint64_t seed = 88172645463325252ull;
 static uint32_t rnd(void)
 {

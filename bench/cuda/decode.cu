@@ -52,11 +52,7 @@ int main(void)
     int bad = 0, n = 0;
     cudaStream_t st;
     cudaDeviceProp p;
-    if (cudaGetDeviceProperties(&p, 0) != cudaSuccess) {
-        printf("decode: no CUDA device, nothing measured\n");
-        return 0;
-    }
-    CK(cudaStreamCreate(&st));
+    if (!open_device("decode", &p, &st)) return 0;
     const double roof = measure_roof(st);
     printf("%s, read roof %.2f TB/s\n", p.name, roof);
     for (auto &k : cases)

@@ -96,11 +96,7 @@ int main(int argc, char **argv)
         else if (atoi(argv[i]) > 0)
             tokens.push_back(atoi(argv[i]));
     }
-    if (cudaGetDeviceProperties(&p, 0) != cudaSuccess) {
-        printf("experts: no CUDA device, nothing measured\n");
-        return 0;
-    }
-    CK(cudaStreamCreate(&st));
+    if (!open_device("experts", &p, &st)) return 0;
     if (shapes.empty())
         shapes = {
             {1536, 2048, 128, 8}, {2048, 768, 128, 8}, {5760, 2944, 128, 4}, {2880, 2944, 128, 4}};

@@ -98,11 +98,7 @@ int main(void)
     int bad = 0;
     cudaStream_t st;
     cudaDeviceProp p;
-    if (cudaGetDeviceProperties(&p, 0) != cudaSuccess) {
-        printf("prefill: no CUDA device, nothing measured\n");
-        return 0;
-    }
-    CK(cudaStreamCreate(&st));
+    if (!open_device("prefill", &p, &st)) return 0;
     for (int type : {(int)KV_BF16, (int)KV_FP8_E4M3}) {
         for (auto &k : small)
             bad += right({type, k[0], k[1], k[2], k[3], k[4], k[5], k[6], 0}, st);

@@ -301,11 +301,7 @@ int main(int argc, char **argv)
     if (!wanted[0] && !wanted[1]) wanted[0] = wanted[1] = true;
     cudaStream_t st;
     cudaDeviceProp p;
-    if (cudaGetDeviceProperties(&p, 0) != cudaSuccess) {
-        printf("rows: no CUDA device, nothing measured\n");
-        return 0;
-    }
-    CK(cudaStreamCreate(&st));
+    if (!open_device("rows", &p, &st)) return 0;
     if (wanted[0]) bad = check(wanted[2]);
     if (!wanted[1]) return bad != 0;
     const double roof = measure_roof(st);

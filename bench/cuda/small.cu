@@ -85,11 +85,7 @@ int main(int argc, char **argv)
     int bad = 0, n = 0;
     cudaStream_t st;
     cudaDeviceProp p;
-    if (cudaGetDeviceProperties(&p, 0) != cudaSuccess) {
-        printf("small: no CUDA device, nothing measured\n");
-        return 0;
-    }
-    CK(cudaStreamCreate(&st));
+    if (!open_device("small", &p, &st)) return 0;
     if (a.check)
         for (auto &s : std::vector<std::pair<int, int>>{
                  {1552, 768}, {2064, 4096}, {272, 8192}, {272, 14336}, {272, 28672}, {528, 896}})

@@ -142,11 +142,7 @@ int main(int argc, char **argv)
     int bad = 0, n = 0;
     cudaStream_t st;
     cudaDeviceProp p;
-    if (cudaGetDeviceProperties(&p, 0) != cudaSuccess) {
-        printf("unpack: no CUDA device, nothing measured\n");
-        return 0;
-    }
-    CK(cudaStreamCreate(&st));
+    if (!open_device("unpack", &p, &st)) return 0;
     if (a.check)
         for (auto &s : std::vector<std::pair<int, int>>{{16, 128}, {272, 896}, {1552, 768}})
             for (small_format f : a.formats) {

@@ -179,11 +179,7 @@ int main(int argc, char **argv)
     lt *l;
     cudaStream_t st;
     cudaDeviceProp p;
-    if (cudaGetDeviceProperties(&p, 0) != cudaSuccess) {
-        printf("w8a8: no CUDA device, nothing measured\n");
-        return 0;
-    }
-    CK(cudaStreamCreate(&st));
+    if (!open_device("w8a8", &p, &st)) return 0;
     if (const char *why = lt_open(&l, 0)) {
         printf("w8a8: %s\n", why);
         return 1;

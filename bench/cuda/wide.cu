@@ -135,11 +135,7 @@ int main(int argc, char **argv)
     wanted a = read_arguments(argc, argv);
     cudaStream_t st;
     cudaDeviceProp p;
-    if (cudaGetDeviceProperties(&p, 0) != cudaSuccess) {
-        printf("wide: no CUDA device, nothing measured\n");
-        return 0;
-    }
-    CK(cudaStreamCreate(&st));
+    if (!open_device("wide", &p, &st)) return 0;
     int bad = a.check ? check_all(a, st) : 0;
     if (!a.time) return bad != 0;
     double roof = measure_roof(st);

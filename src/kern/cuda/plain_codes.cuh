@@ -50,8 +50,7 @@ static __device__ __forceinline__ uint32_t warp_top(float top)
 #endif
 }
 
-/* ---- a row of one block, or of the blocks of a cluster
- * --------------------------------------------
+/* ---- a row of one block, or of a cluster --------------------------------------------------------
  */
 static __device__ __forceinline__ void cluster_come(int parts)
 {
